@@ -43,9 +43,9 @@ class Result(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def scratch_server() -> Iterator[EmbeddedPostgres]:
+def scratch_server(**settings: str) -> Iterator[EmbeddedPostgres]:
     """A PostgreSQL as users have it: commits wait for the disk."""
-    settings = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
+    settings = {"shared_buffers": "256MB", "max_wal_size": "4GB"} | settings
     with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
         Path(folder).chmod(0o711)
         with EmbeddedPostgres(Path(folder, "data"), settings=settings) as server:

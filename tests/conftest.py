@@ -62,6 +62,8 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_SPARK):
             return "first Spark" if nodeid.startswith(_FIRST_SPARK) else "second Spark"
+        if nodeid.startswith("tests/contract/sources/"):
+            return f"source {nodeid.partition('[')[2].partition('-')[0]}"
         if nodeid.startswith(
             ("tests/gateway/", "tests/browser/", "tests/regressions/test_gateway.py")
         ):
@@ -128,7 +130,8 @@ def system_postgres() -> Iterator[str]:
 
         run("initdb", "-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C.UTF-8", "-N")
         settings = [
-            f"-c {name}={value}" for name, value in (FAST | {"listen_addresses": ""}).items()
+            f"-c {name}={value}"
+            for name, value in (FAST | {"listen_addresses": "", "wal_level": "logical"}).items()
         ]
         options = " ".join([f"-k {folder}", *settings])
         run("pg_ctl", "-w", "-l", str(data / "log"), "-o", options, "start")

@@ -2,6 +2,8 @@
 # checkers read it as the types of the package, and a test compares it with the documentation.
 # The module `headwater.views` is public, too.
 from headwater.app import Headwater as Headwater
+from headwater.capture.sqlite.hooks import SqliteChange as SqliteChange
+from headwater.capture.sqlite.hooks import SqliteHooks as SqliteHooks
 from headwater.client.backoff import Backoff as Backoff
 from headwater.client.blocking import BlockingChannel as BlockingChannel
 from headwater.client.blocking import BlockingConnection as BlockingConnection
@@ -61,6 +63,7 @@ from headwater.model import Enter as Enter
 from headwater.model import Leave as Leave
 from headwater.model import Match as Match
 from headwater.model import Move as Move
+from headwater.model import Origin as Origin
 from headwater.model import Position as Position
 from headwater.model import Reset as Reset
 from headwater.model import Table as Table

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
+from headwater.capture.declaration import TablesGiven, define_source
 from headwater.capture.postgres import schema, triggers
+from headwater.capture.postgres.wal.append.process import WalCaptureProcess
+from headwater.capture.running.application import ApplicationSources
+from headwater.capture.source import SourceDefinition
 from headwater.channels.bus import NOTIFY, Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json, published
 from headwater.database import Connection, check_question_url, connect, translated
@@ -90,7 +94,10 @@ class Headwater:
         self._functions = Functions()
         self._views: dict[str, StreamingView] = {}
         self._tables: dict[str, Rules] = {}
+        self._captures: dict[str, triggers.Capture | None] = {}
         self._rules: dict[str, Rules] = {}
+        self._sources = ApplicationSources(self.settings.source)
+        self._serves = False
         self._authorize: Authorize | None = None
         self._app: Starlette | None = None
         self._started = False
@@ -114,11 +121,14 @@ class Headwater:
         filterable: Iterable[str] | None = None,
         sortable: Iterable[str] | None = None,
         limit_max: int = WINDOW_ROWS_MAX,
+        capture: triggers.Capture | None = None,
     ) -> None:
         """Declare a table; its changes are captured when Headwater starts.
 
         Live queries may filter by the `filterable` columns and order by the `sortable` ones (None
-        for all columns), and have at most `limit_max` rows.
+        for all columns), and have at most `limit_max` rows. Changes are captured by triggers, or
+        with `capture="wal"` from the write-ahead log, which costs writers less. Without it, a table
+        that is captured already stays as it is.
         """
         if type(limit_max) is not int or limit_max < 1:
             raise ConfigError(
@@ -132,6 +142,38 @@ class Headwater:
                 hint=f"Declare it before `async with`, or call: await hw.enable({name!r})",
             )
         self._tables[name] = Rules(filterable, sortable, limit_max)
+        self._captures[name] = capture
+
+    def source(
+        self,
+        url: str,
+        /,
+        *,
+        into: str,
+        tables: TablesGiven | None = None,
+        name: str | None = None,
+        feed_only: bool = False,
+        **options: Any,
+    ) -> None:
+        """Declare a database elsewhere whose tables are mirrored into the schema `into`.
+
+        `tables` are names, or a mapping from names to what is mirrored of each: `columns` or
+        `exclude`, `where` (a filter such as `c.status == "open"`), `types` and `target`. Without
+        `tables`, all of them are mirrored. The URL may contain `${NAME}`, which is read from the
+        environment when the source is opened. With `feed_only`, changes go to the log and the lake,
+        and there is no mirror. `name` is `into` unless it is given; `options` depend on the kind of
+        source.
+        """
+        definition = define_source(
+            url, into=into, name=name, tables=tables, feed_only=feed_only, options=options
+        )
+        self._check_in_time(f"source {definition.name}")
+        self._sources.add(definition)
+
+    @property
+    def sources(self) -> Mapping[str, SourceDefinition]:
+        """The sources that the application and `headwater.toml` declare, by name."""
+        return self._sources.definitions
 
     def authorize(self, rule: Authorize) -> Authorize:
         """Register the authorize hook; used as a decorator.
@@ -408,6 +450,7 @@ class Headwater:
     async def lifespan(self, app: object) -> AsyncIterator[None]:
         """Runs Headwater as long as an ASGI application runs: `FastAPI(lifespan=hw.lifespan)`. Does
         nothing if Headwater runs already."""
+        self._serves = True
         async with nullcontext() if self._started else self:
             yield
 
@@ -444,9 +487,12 @@ class Headwater:
             if keep := self.settings.log.retention_period:
                 await maintenance.set_retention(connection, keep)
             for name, rules in self._tables.items():
-                label = await triggers.enable(connection, name)
+                label = await triggers.enable(connection, name, self._captures[name])
                 rules.check(await triggers.find_enabled(connection, label))
                 self._rules[label] = rules
+            await self._sources.declare(connection, runs=self._runs_sources)
+            if self._runs_sources:
+                await self._sources.report_others(connection)
         self._started = True
         self._functions.start(self.url, self.settings)
         self._stack.push_async_callback(self._functions.close)
@@ -459,10 +505,30 @@ class Headwater:
         every = self.settings.log.maintenance_period.total_seconds()
         task = asyncio.create_task(maintenance.run(self.url, every=every))
         self._stack.push_async_callback(ended, task)
+        watch = asyncio.create_task(WalCaptureProcess(self.url).run())
+        self._stack.push_async_callback(ended, watch)
         if self._app is not None:
             await self._start_gateway()
+        if self._runs_sources:
+            sources = asyncio.create_task(self._sources.run(self.url, self._ask), name="sources")
+            self._stack.push_async_callback(ended, sources)
+
+    @property
+    def _runs_sources(self) -> bool:
+        """A gateway and a served application run the sources of the database. A script runs them
+        if it declares one itself."""
+        served = self._serves or self._app is not None
+        return self.settings.sources.run and (served or self._sources.in_code)
+
+    async def _ask(self, statement: str, values: None) -> list[tuple[bool]]:
+        """A query about the database, over a connection that is there already if possible."""
+        if self.gateway is not None:
+            return await self.gateway.hub.tables.ask(statement, values)
+        async with self._connection("sources") as connection:
+            return await (await connection.execute(statement.encode(), values)).fetchall()
 
     async def _start_gateway(self) -> None:
+        from headwater.admin.measurements import DatabaseMetrics
         from headwater.channels.registry import ChannelRegistry
         from headwater.gateway.gateway import Gateway
         from headwater.hub.hub import Hub
@@ -506,6 +572,8 @@ class Headwater:
             channels=self.channels,
             registry=registry,
             declared=self._rules,
+            declared_sources=self._sources.definitions,
+            measure_database=DatabaseMetrics(self.url, metrics).measure,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 
@@ -527,10 +595,11 @@ class Headwater:
         finally:
             await connection.close()
 
-    async def enable(self, name: str) -> str:
-        """Capture a table's changes from now on."""
+    async def enable(self, name: str, *, capture: triggers.Capture | None = None) -> str:
+        """Capture a table's changes from now on: by triggers, or with `capture="wal"` from the
+        write-ahead log. Without it, a table that is captured already stays as it is."""
         async with self._connection("setup") as connection:
-            return await triggers.enable(connection, name)
+            return await triggers.enable(connection, name, capture)
 
     async def disable(self, name: str) -> str:
         """Stop capturing a table's changes."""

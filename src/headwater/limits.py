@@ -357,6 +357,18 @@ OPENING_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of the first result of a live query, or of a part of it, as the database sends its rows. A
 larger one is refused (`result_too_large`), and the rest is not read."""
 
+WAL_CAPTURE_SECONDS = 10.0
+"""How long a reader of the log waits for capture from the WAL while that makes no progress. Then
+the reader has lost the database, and tries again."""
+
+WAL_CAPTURE_BEHIND_BYTES = 64 * 1024 * 1024
+"""`headwater doctor` warns of capture from the WAL that is further behind."""
+
+WAL_APPEND_CHANGES = 5_000
+WAL_APPEND_BYTES = 8_000_000
+"""Changes that capture from the WAL holds in memory before it sends them to the log. A transaction
+may have more: they are sent in parts, in one transaction."""
+
 FLUSH_SECONDS_MAX = 60.0
 """A flush that takes longer is cancelled, because the database does not respond: the gateway is not
 ready, and connects again."""
@@ -690,6 +702,10 @@ values."""
 ADMIN_LAKE_REQUESTS_AT_ONCE = 1
 """Requests of admins to the lake that a gateway handles at a time; further ones wait."""
 
+METRICS_SECONDS_MIN = 5.0
+"""How old the metrics of sources and cursors may be: they are read from the database at most this
+often."""
+
 ADMIN_LAKE_SECONDS_MAX = 60.0
 """How long reading the history of a row from the lake may take."""
 
@@ -706,3 +722,52 @@ SOURCE_CHUNK_ROWS = 10_000
 
 SOURCE_CHUNK_BYTES = 16_000_000
 """Bytes of such a chunk. A single row may be larger."""
+
+SOURCE_PROCESS_RESTART_SECONDS = (1.0, 30.0)
+"""First and longest pause before the process that runs the sources is started again."""
+
+SOURCE_PROCESS_STOP_SECONDS = 30.0
+"""How long the process that runs the sources may take to stop. Then it is killed, which loses no
+change."""
+
+SOURCE_CHECK_SECONDS = 30.0
+"""How long a source may take to answer the check before it is added."""
+
+SOURCE_REMOVE_SECONDS = 60.0
+"""How long `headwater source remove` waits until the source is removed."""
+
+SOURCE_LOOK_SECONDS = 5.0
+"""How often a gateway without sources looks whether one was added."""
+
+SOURCE_QUEUE_CHANGES = 10_000
+"""Changes of a source that are read ahead while PostgreSQL applies others."""
+
+SOURCE_QUEUE_BYTES = 24_000_000
+"""Bytes of them, about."""
+
+SOURCE_BATCH_CHANGES = 10_000
+"""Changes that are sent to PostgreSQL before its answers are read."""
+
+SOURCE_BATCH_TRANSACTIONS = 200
+"""Transactions of a source that are sent to PostgreSQL before its answers are read."""
+
+SOURCE_RETRY_SECONDS_MAX = 30.0
+"""The longest pause before a source that cannot be reached, or that is refused, is tried again."""
+
+SOURCE_PROGRESS_SECONDS = 5.0
+"""How often the position of a source without changes is saved."""
+
+SOURCE_ACKNOWLEDGE_SECONDS = 1.0
+"""How often a source is informed how far its changes are durable."""
+
+SOURCE_STATUS_SECONDS = 1.0
+"""How often the state of a source is written to `headwater.sources`, if it has changed."""
+
+SOURCE_HEALTH_SECONDS = 10.0
+"""How often a source is asked for its health."""
+
+SOURCE_STOP_SECONDS = 60.0
+"""How long a source may take to finish its transaction at hand. It is rolled back then."""
+
+SOURCE_POLL_SECONDS = 5.0
+"""How often a supervisor looks for requests that no notification announced."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -102,6 +103,40 @@ class Metrics:
             "sessions_closed_total", "Connections that the gateway closed", "reason"
         )
         self.refused = counter("refused_total", "Requests refused", "code")
+        self.source_state = gauge(
+            "source_state", "1 for the state that a source is in", "source", "state"
+        )
+        self.source_lag_seconds = gauge(
+            "source_lag_seconds", "From the last commit at a source to its commit here", "source"
+        )
+        self.source_lag_bytes = gauge(
+            "source_lag_bytes", "Bytes that a source stores for Headwater", "source"
+        )
+        self.source_up = gauge("source_up", "1 while a process runs the source", "source")
+        self.source_copied_rows = gauge(
+            "source_copied_rows", "Rows of a source that were copied", "source"
+        )
+        self.source_estimated_rows = gauge(
+            "source_estimated_rows", "Rows of a source to copy, by its own estimate", "source"
+        )
+        self.source_tables_copying = gauge(
+            "source_tables_copying", "Tables of a source that are being copied", "source"
+        )
+        self.source_changes = counter(
+            "source_changes_total", "Changes of a source that were applied", "source"
+        )
+        self.source_transactions = counter(
+            "source_transactions_total", "Transactions of a source that were applied", "source"
+        )
+        self.cursor_lag_seconds = gauge(
+            "cursor_lag_seconds",
+            "Age of the first change that is after a cursor",
+            "cursor",
+        )
+        self.cursor_left_seconds = gauge(
+            "cursor_left_seconds", "Time until the log is trimmed past a cursor", "cursor"
+        )
+        self.cursor_lost = gauge("cursor_lost", "1 if the log was trimmed past a cursor", "cursor")
 
     def render(self) -> bytes:
         """The text for Prometheus."""
@@ -132,6 +167,25 @@ class PipelineMetrics:
     def render(self) -> bytes:
         """The text for Prometheus."""
         return generate_latest(self.registry)
+
+
+class Totals:
+    """Sets a counter with one label to totals that are counted elsewhere. One that became smaller
+    is of another thing with the same name: it begins again."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._totals: dict[str, int] = {}
+
+    def set(self, totals: Mapping[str, int]) -> None:
+        """Set all values; names that are not given are forgotten."""
+        for name, before in list(self._totals.items()):
+            if totals.get(name, -1) < before:
+                self._counter.remove(name)
+                del self._totals[name]
+        for name, now in totals.items():
+            self._counter.labels(name).inc(now - self._totals.get(name, 0))
+            self._totals[name] = now
 
 
 def total(counter: Counter) -> int:

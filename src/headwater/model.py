@@ -1,4 +1,4 @@
-"""The types that all other modules use: Table, Change, Transaction, Position, Delta.
+"""The types that all other modules use: Table, Change, Origin, Transaction, Position, Delta.
 
 This module imports nothing of ours, does no I/O and reads no clock. All values are frozen. The same
 structs pass from the log through the hub to the client.
@@ -107,10 +107,23 @@ class Actor(msgspec.Struct, frozen=True):
 NO_ACTOR = Actor()
 
 
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a mirrored change came from: the name of the source, its own position after the
+    transaction (an LSN, a GTID, a resume token, a queue id) and when that transaction was committed
+    there. What a later copy changed has the position of the copy, and no time. `kind` is the
+    source's kind (`mysql`), if the source still exists."""
+
+    source: str
+    position: str | None = None
+    committed_at: datetime | None = None
+    kind: str | None = None
+
+
 class Change(msgspec.Struct, frozen=True, gc=False):
     """A change of one row, from `before` to `after`, at a place in the log.
 
-    `seq` orders the changes of any one row. `key` is empty for `truncate` and `reset`.
+    `seq` orders the changes of any one row. `key` is empty for `truncate` and `reset`. `origin` is
+    set for changes that a source made in a mirror.
     """
 
     seq: int
@@ -122,6 +135,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     before: Row | None = None
     after: Row | None = None
     actor: Actor = NO_ACTOR
+    origin: Origin | None = None
 
     @property
     def changed(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from headwater.model import (
     Leave,
     Match,
     Move,
+    Origin,
     Row,
     Table,
     Unmatch,
@@ -150,6 +151,8 @@ class WireChange(msgspec.Struct, frozen=True, omit_defaults=True):
     user_id: str | None = None
     function_name: str | None = None
     trace_id: str | None = None
+    origin: Origin | None = None
+    """Of a change that a source made in a mirror: where it came from."""
 
 
 class WireTransaction(msgspec.Struct, frozen=True, omit_defaults=True):

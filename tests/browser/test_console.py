@@ -27,6 +27,7 @@ SECRET = "a secret that is long enough for SHA-256 and more"
 PAGES = {
     "overview": "text=process",
     "tables": "text=has no primary key",
+    "sources": "text=the replication slot headwater_crm is lost",
     "views": "text=revenue",
     "sessions": "td >> text=WebSocket",
     "log": "[data-op=update]",
@@ -122,6 +123,39 @@ async def test_every_page_follows_its_data(
 
     await opened(page, served, "pipeline")
     await expect(page.locator("svg.plot polyline").first).to_be_attached()
+
+
+async def test_sources(served: Served, page: Page, connection: Connection, tmp_path: Path) -> None:
+    """The page follows the table: states, the copy of each table, errors with their hints."""
+    await opened(page, served, "sources")
+    shop = page.locator("tr", has_text="shop_mysql")
+    await expect(shop.locator(".badge").first).to_have_text("copying")
+    await expect(shop.locator("td").nth(1)).to_have_text("1 of 2")
+    crm = page.locator("tr", has_text="postgresql → crm")
+    await expect(crm).to_contain_text("headwater source resnapshot crm")
+    customers = page.locator("section", has=page.get_by_role("heading", name="shop", exact=True))
+    progress = customers.get_by_role("progressbar", name="Copy of customers")
+    await expect(progress).to_have_attribute("value", "250000")
+    await expect(customers.locator("svg.plot polyline").first).to_be_attached()
+    await page.screenshot(path=tmp_path / "sources.png", full_page=True)
+    assert (tmp_path / "sources.png").stat().st_size > 10_000
+
+    await connection.execute(SHOP_IS_LIVE)
+    await expect(shop.locator(".badge").first).to_have_text("running")
+    await expect(shop.locator("td").nth(1)).to_have_text("2")
+    await expect(progress).to_have_count(0)
+    await connection.execute(
+        "update headwater.sources set state = 'running', error = null where name = 'crm'"
+    )
+    await expect(page.locator("main")).not_to_contain_text("the replication slot")
+
+
+SHOP_IS_LIVE = """
+    update headwater.sources
+    set state = 'running', tables = (
+      select json_agg(t::jsonb || '{"state": "live"}') from json_array_elements(tables) t)
+    where name = 'shop'
+"""
 
 
 OTHER = """

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headwater import Backoff, connect
+from headwater.capture.postgres.triggers import Capture
 from headwater.client.subscriptions.subscription import Live
 from headwater.database import Connection
 from headwater.testing.gateway_process import serving
@@ -21,6 +22,9 @@ QUERIES = 200
 CLIENTS = 20
 SEED = 4
 LENIENT: dict[str, Any] = {"limits_sessions_per_ip": 1000, "limits_requests_per_second": 10_000}
+
+
+pytestmark = pytest.mark.parametrize("capture", ["trigger", "wal"])
 
 
 def quick() -> Backoff:
@@ -87,9 +91,9 @@ class Followers:
 
 
 async def test_live_queries_equal_the_database_when_it_is_quiet(
-    url: str, connection: Connection, tmp_path: Path
+    url: str, connection: Connection, tmp_path: Path, capture: Capture
 ) -> None:
-    await open_shop(connection)
+    await open_shop(connection, capture=capture)
     chance = random.Random(SEED)
     truth = await Truth.of(connection, "orders")
     with serving(url, tmp_path, **LENIENT) as gateway:
@@ -110,11 +114,11 @@ async def test_live_queries_equal_the_database_when_it_is_quiet(
 
 
 async def test_a_subscription_opened_in_a_write_storm_misses_and_doubles_nothing(
-    url: str, connection: Connection, tmp_path: Path
+    url: str, connection: Connection, tmp_path: Path, capture: Capture
 ) -> None:
     """A replica refuses a delta that does not fit its snapshot. The hash of the first batch and the
     comparison at the end find a wrong snapshot."""
-    await open_shop(connection)
+    await open_shop(connection, capture=capture)
     truth = await Truth.of(connection, "orders")
     with serving(url, tmp_path, **LENIENT) as gateway:
         async with AsyncExitStack() as stack:
@@ -130,9 +134,9 @@ async def test_a_subscription_opened_in_a_write_storm_misses_and_doubles_nothing
 
 
 async def test_clients_of_a_killed_gateway_continue_at_another(
-    url: str, connection: Connection, tmp_path: Path
+    url: str, connection: Connection, tmp_path: Path, capture: Capture
 ) -> None:
-    await open_shop(connection)
+    await open_shop(connection, capture=capture)
     chance = random.Random(SEED + 2)
     truth = await Truth.of(connection, "orders")
     with serving(url, tmp_path, **LENIENT) as one, serving(url, tmp_path, **LENIENT) as other:

@@ -155,7 +155,7 @@ async def test_a_stream_of_results(site: Site) -> None:
         second = await stream.receive()
         assert [row["id"] for row in second["value"]] == [1, 6, 60]
         assert site.metric("headwater_subscriptions", kind="query") == 0
-        site.gateway.measure()
+        await site.gateway.measure()
         assert site.metric("headwater_subscriptions", kind="query") == 1
     await until(lambda: not sum(site.gateway.quotas._subscriptions.values()))
 

@@ -532,7 +532,8 @@ def test_settings() -> None:
         own = [setting for setting in SETTINGS.values() if setting.group is group]
         assert first_cells(tables[heading]) == [setting.name for setting in own]
         for setting in own:
-            default = json.dumps(setting.default) if setting.is_list else setting.default
+            as_json = setting.is_list or setting.type is bool
+            default = json.dumps(setting.default) if as_json else setting.default
             shown = "" if default is None else f" `{default}` |"
             assert f"| `{setting.name}` | `{setting.variable}` |{shown}" in tables[heading]
 
@@ -610,7 +611,7 @@ def test_metrics() -> None:
     registries: list[Any] = [Metrics(), PipelineMetrics()]
     kinds = {family.name: family.type for each in registries for family in each.registry.collect()}
     page = sections(REFERENCE / "metrics.md", "# ")["Metrics"]
-    rows = re.findall(r"^\| `headwater_(\w+)(?:\{(\w+)\})?` \| (\w+) \|", page, re.M)
+    rows = re.findall(r"^\| `headwater_(\w+)(?:\{([\w,]+)\})?` \| (\w+) \|", page, re.M)
     documented = {
         f"headwater_{name.removesuffix('_total')}": (labels, kind) for name, labels, kind in rows
     }
@@ -620,6 +621,16 @@ def test_metrics() -> None:
         for name, metric in vars(metrics).items()
         if name != "registry"
     }
+
+
+def test_alert_rules_name_metrics() -> None:
+    """And only labels that these have."""
+    rules = [b.text for b in blocks(ROOT / "docs" / "howto" / "sources.md") if b.language == "yaml"]
+    found = re.findall(r"by \(([\w, ]+)\) \((headwater_\w+)", "".join(rules))
+    assert found
+    labels = {m._name: m._labelnames for name, m in vars(Metrics()).items() if name != "registry"}
+    for names, metric in found:
+        assert set(names.split(", ")) <= set(labels[metric]), metric
 
 
 def test_every_metric_is_used() -> None:

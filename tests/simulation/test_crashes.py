@@ -13,18 +13,20 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from headwater.capture.postgres import schema
+from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import DatabaseError
+from headwater.log.reading.reader import LogReader
 from tests.support.databases import passable_folder
-from tests.support.log_probe import enable, rows, run
+from tests.support.log_probe import rows, run
 
 SEED = int(os.environ.get("SEED") or random.randrange(10_000))
 SECONDS = float(os.environ.get("SECONDS") or 12)
@@ -95,10 +97,19 @@ class Consumer:
         self._process = subprocess.Popen(self._command)
 
     def kill(self) -> None:
+        self._kill_runner()
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         self.kills += 1
         self.revive()
+
+    def _kill_runner(self) -> None:
+        """The process that captures from the WAL, if it has started one."""
+        own = self._process.pid
+        children = Path(f"/proc/{own}/task/{own}/children")
+        for child in children.read_text().split() if children.exists() else ():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
 
     def revive(self) -> bool:
         """Start it again if it has ended: it gives up when the server is down at its start."""
@@ -112,7 +123,9 @@ class Consumer:
 
 
 @pytest.mark.timeout(60 + 3 * SECONDS)
-async def test_nothing_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("capture", ["trigger", "wal"])
+async def test_nothing_is_lost(tmp_path: Path, capture: triggers.Capture) -> None:
+    """With capture from the WAL, its runner belongs to the consumer and is killed, too."""
     print(f"SEED={SEED} SECONDS={SECONDS}")
     chance = random.Random(SEED)
     effects = tmp_path / "effects"
@@ -121,7 +134,7 @@ async def test_nothing_is_lost(tmp_path: Path) -> None:
         await schema.install(setup)
         for table in TABLES:
             await run(setup, f"create table {table} (id int primary key, amount int)")
-        await enable(setup, *TABLES)
+            await triggers.enable(setup, table, capture)
         await setup.close()
         consumer = Consumer(server.url, effects)
         try:
@@ -129,6 +142,7 @@ async def test_nothing_is_lost(tmp_path: Path) -> None:
             await until_cursor_exists(server.url)
             committed = await storm(server, consumer, chance)
             connection = await connect(server.url, purpose="test", application_path=True)
+            await until_complete(connection, consumer)
             truth = {
                 table: dict(await rows(connection, f"select * from {table}")) for table in TABLES
             }
@@ -170,6 +184,18 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - another process makes it true
             await asyncio.sleep(0.1)
+
+
+async def until_complete(connection: Connection, consumer: Consumer) -> None:
+    """Wait until the log has everything that was committed."""
+    reader = await LogReader.open(connection)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await reader.now(connection)
+                return
+            except DatabaseError:
+                consumer.revive()
 
 
 async def until_cursor_exists(url: str) -> None:

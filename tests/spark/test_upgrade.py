@@ -8,6 +8,7 @@ release gave, or the rows that the database had; a streaming view continues with
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from datetime import datetime
@@ -19,15 +20,19 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headwater import Lake, Position
+from headwater.capture.postgres import schema
 from headwater.commands.output import as_json, change_as_json
+from headwater.database import connect
 from headwater.errors import ResyncRequired
 from headwater.pipeline.jobs.plan import JOBS, view_job
+from headwater.pipeline.lake import maintenance
 from headwater.pipeline.reading.request_server import run_request
 from headwater.pipeline.reading.requests import AuditRequest, LakeRequest, RowHistoryRequest
 from headwater.pipeline.replay import replay
 from headwater.pipeline.stream.checkpoints import Checkpoint
 from tests.support.lake.tables import execute, files_of, in_lake, logged, run_once
 from tests.support.lake.truth import in_order, rows_of
+from tests.support.mirrors import applied_sql
 from tests.support.upgrade import restore, shop
 
 
@@ -70,7 +75,8 @@ def test_requests_about_the_past_have_the_same_answers(lake: Lake, url: str) -> 
         with pytest.raises(ResyncRequired, match="lacks the changes between"):
             lake.as_of(copy["table"], moment(copy))
     answers = restore.facts()["answers"]
-    assert documents(lake, RowHistoryRequest("orders", ("2",))) == answers["history"]
+    versions = documents(lake, RowHistoryRequest("orders", ("2",)))
+    assert versions == [{**each, **dict.fromkeys(ORIGIN)} for each in answers["history"]]
     by = AuditRequest(("user", "table", "operation"))
     assert documents(lake, by) == answers["audit"]
 
@@ -96,9 +102,16 @@ def test_a_replay_continues_from_its_cursor(lake: Lake, url: str, tmp_path: Path
     assert seqs == [change["seq"] for change in changes[len(before) :]]
 
 
+ORIGIN = ("source", "source_position", "source_committed_at")
+"""Columns of events that the old release did not have."""
+
+
 def without_position(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A transaction's position depends on how far the lake was."""
-    return [{name: value for name, value in each.items() if name != "position"} for each in changes]
+    """A transaction's position depends on how far the lake was. The old release knew no origins."""
+    return [
+        {name: value for name, value in each.items() if name not in ("position", "origin")}
+        for each in changes
+    ]
 
 
 def test_the_pipeline_continues_exactly_once(lake: Lake, url: str, spark: SparkSession) -> None:
@@ -127,6 +140,25 @@ def test_the_pipeline_continues_exactly_once(lake: Lake, url: str, spark: SparkS
     assert shown == execute(url, REVENUE)
 
 
+def test_events_get_the_columns_of_this_release(lake: Lake, url: str, spark: SparkSession) -> None:
+    """They are NULL in the events from before, also after files of both releases were joined."""
+    before, position = len(in_lake(lake)), "0-1-4711"
+    asyncio.run(upgrade(url))
+    applied = applied_sql(position, "2026-11-18T09:30:00Z")
+    execute(url, f"begin; update orders set amount = amount + 1 where id = 2; {applied}; commit")
+    run_once(spark, url, lake)
+    for _ in range(2):
+        rows = DeltaTable(lake.events_path).to_pyarrow_table().sort_by("seq")
+        assert {*ORIGIN} <= {*rows.column_names}
+        assert rows.slice(0, before).column("source").null_count == before
+        assert rows.column("source_position").drop_null().to_pylist() == [position]
+        traced = lake.events().where("source = 'shop'").select("table_name", "source_position")
+        assert [tuple(row) for row in traced.collect()] == [("orders", position)]
+        counted = documents(lake, AuditRequest(("source",)))
+        assert {each["source"]: each["changes"] for each in counted}["shop"] == 1
+        list(maintenance.compact(lake.root))
+
+
 def test_a_batch_that_was_committed_is_not_written_again(
     lake: Lake, url: str, spark: SparkSession
 ) -> None:
@@ -138,6 +170,11 @@ def test_a_batch_that_was_committed_is_not_written_again(
     run_once(spark, url, lake)
     check_events(url, before, in_lake(lake))
     assert offsets(lake)[1:] == reached
+
+
+async def upgrade(url: str) -> None:
+    async with await connect(url, purpose="test") as connection:
+        await schema.install(connection)
 
 
 LAST = 2

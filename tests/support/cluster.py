@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,10 @@ StopMode = Literal["immediate", "fast"]
 class Cluster:
     """A server in a folder of its own; `url` is the same after every start."""
 
-    def __init__(self, binaries: Path, folder: Path) -> None:
+    def __init__(
+        self, binaries: Path, folder: Path, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._settings = dict(settings or {})
         self._binaries = binaries
         self._folder = folder
         self._user = pwd.getpwnam("postgres") if os.geteuid() == 0 else None
@@ -47,6 +51,7 @@ class Cluster:
             "max_prepared_transactions": "40",
             "shared_buffers": "16MB",
             "min_wal_size": "32MB",
+            **self._settings,
         }
         options = " ".join(
             [f"-k {sockets}", *(f"-c {name}={value}" for name, value in settings.items())]
@@ -56,6 +61,11 @@ class Cluster:
 
     def stop(self, mode: StopMode = "immediate") -> None:
         self._run("pg_ctl", "-D", str(self.data), "-w", "-m", mode, "stop")
+
+    def kill(self) -> None:
+        """As the system does that ran out of memory: with SIGKILL, without a chance to clean up."""
+        pid = int((self.data / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
 
     def copy(self, name: str) -> None:
         """Copy the files. The server is stopped."""
@@ -90,9 +100,9 @@ def releases() -> dict[str, Path]:
 
 
 @contextmanager
-def running(release: str) -> Iterator[Cluster]:
+def running(release: str, settings: Mapping[str, str] | None = None) -> Iterator[Cluster]:
     with passable_folder() as folder:
-        cluster = Cluster(releases()[release], folder)
+        cluster = Cluster(releases()[release], folder, settings)
         cluster.create()
         cluster.start()
         try:

@@ -23,4 +23,5 @@ COMMANDS = dict(commands_of(get_command(app)))
 
 def options_of(command: str) -> set[str]:
     parameters = COMMANDS[command].params
-    return {name for p in parameters for name in p.opts if name.startswith("--")} | {"--help"}
+    names = {name for p in parameters for name in (*p.opts, *p.secondary_opts)}
+    return {name for name in names if name.startswith("--")} | {"--help"}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import tempfile
+import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,7 +41,8 @@ def fresh_database(server_url: str, *, installed: bool) -> Iterator[str]:
     template = _template(server_url) if installed else "template0"
     # As files: no other session writes to the template, and the usual way logs every page.
     creation = f"create database {name} template {template} strategy file_copy"
-    run_statements(server_url, *_drops(server_url), creation)
+    _drop_finished(server_url)
+    run_statements(server_url, creation)
     url = database_url(server_url, name)
     if installed:
         run_statements(url, *_NEW_IDENTITY)
@@ -63,9 +65,23 @@ _finished: dict[str, list[str]] = {}
 its sessions have ended by then, and PostgreSQL waits 100 ms for one that has not."""
 
 
-def _drops(server_url: str) -> list[str]:
-    names = _finished.pop(server_url, [])
-    return [f"drop database if exists {name} with (force)" for name in names]
+def _drop_finished(server_url: str) -> None:
+    """A slot of the database may still be read by a process that is ending."""
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        for name in _finished.pop(server_url, []):
+            until = time.monotonic() + 10
+            while True:
+                try:
+                    connection.execute(f"drop database if exists {name} with (force)".encode())
+                    break
+                except psycopg.errors.ObjectInUse:
+                    if time.monotonic() > until:
+                        raise
+                    connection.execute(
+                        "select pg_terminate_backend(active_pid, 1000) from pg_replication_slots"
+                        " where database = %s and active",
+                        (name,),
+                    )
 
 
 @cache

@@ -26,13 +26,14 @@ ALLOWED: dict[str, set[str]] = {
     "live": {"model", "errors", "limits", "live"},
     "protocol": {"model"},
     "tasks": set(),
+    "child_process": {"tasks"},
     "client/state": {"client", "model", "errors", "limits", "protocol"},
     "client": {
         "model", "errors", "limits", "protocol", "live", "client", "tasks", "idempotency",
     },
     "pipeline": {
         "model", "errors", "limits", "settings", "database", "metrics", "capture", "log", "live",
-        "pipeline", "tasks",
+        "pipeline", "tasks", "child_process",
     },
     "memory": {"errors", "limits"},
     "database": {"errors", "limits"},
@@ -62,11 +63,13 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"protocol"},
     "logs": set(),
     "views": {"pipeline"},
-    "capture": {"model", "errors", "limits", "settings", "database", "capture"},
+    "capture": {
+        "model", "errors", "limits", "settings", "database", "live", "capture", "child_process",
+    },
     "embedded": {"errors", "limits", "database", "embedded"},
     "admin": {
-        "errors", "limits", "database", "capture", "log", "live", "hub", "gateway", "pipeline",
-        "admin",
+        "model", "errors", "limits", "database", "metrics", "capture", "log", "live", "hub",
+        "gateway", "pipeline", "admin",
     },
     "app": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "tasks",
@@ -75,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "demo": {
         "errors", "settings", "database", "capture", "live", "queries", "gateway", "pipeline",
-        "views", "embedded", "app", "demo",
+        "views", "embedded", "app", "demo", "child_process",
     },
     "testing": {
         "model", "errors", "limits", "database", "log", "live", "hub", "client", "embedded",

@@ -31,9 +31,11 @@
  *   rows?: readonly (Enter | Match)[], more?: boolean, hash?: number | null}} Reset
  * @typedef {{type: "gap", view: number, position: string, since: string | null,
  *   reason: "overflow" | "resync"}} Gap
+ * @typedef {{source: string, position?: string | null, committed_at?: string | null,
+ *   kind?: string | null}} Origin
  * @typedef {{seq: number, table: string, op: string, key?: Row | null, before?: Row | null,
  *   after?: Row | null, changed?: string[] | null, user_id?: string | null,
- *   function_name?: string | null, trace_id?: string | null}} Change
+ *   function_name?: string | null, trace_id?: string | null, origin?: Origin | null}} Change
  * @typedef {{xid: number, at: string, changes: any[], complete?: boolean}} WireTransaction
  * @typedef {{type: "changes", view: number, position: string,
  *   transactions: readonly WireTransaction[]}} Changes

@@ -16,6 +16,7 @@ import msgspec
 from headwater.admin.search import SearchResult
 from headwater.errors import TimedOut
 from headwater.limits import ADMIN_HISTORY_ROWS_MAX, ADMIN_LAKE_SECONDS_MAX
+from headwater.model import Origin
 from headwater.pipeline.reading.requests import RowHistoryRequest, send_request
 from headwater.pipeline.spark import shared_session
 
@@ -30,6 +31,7 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True):
     user: str | None = None
     function: str | None = None
     trace: str | None = None
+    origin: Origin | None = None
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -84,7 +86,14 @@ def _version(row: dict[str, Any]) -> Version:
         row["user_id"],
         row["function_name"],
         row["trace_id"],
+        _origin(row),
     )
+
+
+def _origin(row: dict[str, Any]) -> Origin | None:
+    if row["source"] is None:
+        return None
+    return Origin(row["source"], row["source_position"], row["source_committed_at"])
 
 
 def _raw(text: str | None) -> msgspec.Raw | None:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from headwater.admin import sources
 from headwater.admin.explain import explain as explained
 from headwater.admin.history import Record, command, from_lake
 from headwater.admin.search import Search, search
@@ -153,8 +154,9 @@ async def overview(call: AdminRequest) -> Overview:
     findings = await doctor.examine(connection)
     findings.append(await doctor.of_questions(connection, gateway.settings.question_url))
     findings.append(doctor.of_clients(gateway.settings, gateway.has_hook))
+    findings += await sources.examine(connection)
     findings = [found for found in findings if found.level != "ok"]
-    for name in ("headwater.activity", "headwater.pipeline"):
+    for name in ("headwater.activity", "headwater.pipeline", "headwater.sources"):
         findings += await _captured(connection, name)
     return Overview(
         version("headwater"),

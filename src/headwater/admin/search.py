@@ -23,6 +23,7 @@ from headwater.limits import (
     ADMIN_LOG_ROWS_MAX,
     ADMIN_SECONDS_MAX,
 )
+from headwater.model import Origin
 
 _ADMIN_LOG_STEP_ROWS_MIN = 50
 """The fewest changes that a search reads in one step, if rows are large."""
@@ -67,6 +68,7 @@ class Logged(msgspec.Struct, frozen=True, omit_defaults=True):
     function: str | None = None
     trace: str | None = None
     cut: bool = False
+    origin: Origin | None = None
 
 
 class SearchResult(msgspec.Struct, frozen=True):
@@ -248,6 +250,9 @@ def _logged(
     function: str | None,
     trace: str | None,
     cut: bool,
+    source: str | None,
+    position: str | None,
+    committed_at: datetime | None,
 ) -> Logged:
     return Logged(
         f"{xid}.{seq}",
@@ -262,6 +267,7 @@ def _logged(
         function,
         trace,
         cut,
+        None if source is None else Origin(source, position, committed_at),
     )
 
 
@@ -297,10 +303,12 @@ _FOUND = sql.SQL("""
            case when length(l.after::text) <= %(cut)s then l.after::text end,
            case when l.op = 'U' then headwater.changed_columns(i.before, i.after) end,
            nullif(l.user_id, ''), nullif(l.function_name, ''), nullif(l.trace_id, ''),
-           greatest(length(l.before::text), length(l.after::text)) > %(cut)s is true
+           greatest(length(l.before::text), length(l.after::text)) > %(cut)s is true,
+           o.source, o.position, o.committed_at
     from headwater.log l
     cross join lateral (select * from headwater.shapes where id = l.shape limit 1) s
     cross join lateral (select {before}, {after}) i (before, after)
+    left join headwater.source_transactions o on o.xid = l.xid
     where {where}
     order by l.xid desc, l.seq desc limit %(limit)s
 """)

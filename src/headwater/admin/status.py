@@ -1,5 +1,5 @@
-"""The state of an installation: the log, the captured tables, the cursors, the readers and the
-pipeline. `headwater status` prints it; the console shows a part of it."""
+"""The state of an installation: the log, the captured tables, the sources, the cursors, the readers
+and the pipeline. `headwater status` prints it; the console shows a part of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from headwater.admin.sources import SourceReport, reports
 from headwater.capture.postgres import triggers
 from headwater.capture.postgres.triggers import CapturedTable
 from headwater.database import Connection, translated
@@ -16,6 +17,17 @@ from headwater.pipeline.spark import log_file
 from headwater.pipeline.spark.session import spark_folder
 from headwater.pipeline.stream import progress
 from headwater.pipeline.stream.progress import PipelineStream
+
+
+class WalCaptureStatus(msgspec.Struct, frozen=True):
+    """The slot that feeds the log, where tables are captured from the write-ahead log. While no
+    process reads it (`running`), readers of the log wait. `state` is PostgreSQL's: `reserved`,
+    `extended`, `unreserved`, `lost`, or `missing`."""
+
+    slot: str
+    running: bool
+    state: str
+    behind_bytes: int
 
 
 class LogStatus(msgspec.Struct, frozen=True):
@@ -50,6 +62,8 @@ class Status(msgspec.Struct, frozen=True):
     """The file with the output of the pipeline's Spark, if it is on this machine."""
     lagging: list[LaggingView] = []
     """As the gateways reported in the last seconds."""
+    sources: list[SourceReport] = []
+    wal_capture: WalCaptureStatus | None = None
 
 
 async def log_status(connection: Connection) -> LogStatus:
@@ -69,7 +83,16 @@ async def read_status(connection: Connection, lake: str) -> Status:
             await progress.list_all(connection),
             log_file.found(lake, spark_folder()),
             await _lagging(connection),
+            await reports(connection),
+            await wal_capture_status(connection),
         )
+
+
+async def wal_capture_status(connection: Connection) -> WalCaptureStatus | None:
+    """None where no table is captured from the write-ahead log."""
+    cursor = await connection.execute(_WAL_CAPTURE)
+    row = await cursor.fetchone()
+    return None if row is None else WalCaptureStatus(*row)
 
 
 async def _lagging(connection: Connection) -> list[LaggingView]:
@@ -86,6 +109,14 @@ _LAGGING = """
     order by 5, 1, 2
 """
 
+
+_WAL_CAPTURE = """
+    select i.wal_slot, coalesce(s.active, false),
+           case when s.slot_name is null then 'missing' else coalesce(s.wal_status, 'lost') end,
+           greatest(coalesce(pg_current_wal_lsn() - s.confirmed_flush_lsn, 0), 0)::bigint
+    from headwater.installation i left join pg_replication_slots s on s.slot_name = i.wal_slot
+    where i.wal_slot is not null
+"""
 
 _LOG = """
     select headwater.log_id(),

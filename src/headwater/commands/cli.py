@@ -16,11 +16,17 @@ import typer
 from headwater import __version__
 from headwater.commands import database, demo, explain, serve, status, tail, watch
 from headwater.commands.lake import pipeline, queries, replay, views
-from headwater.commands.options import LAKE_PANEL, new_app
+from headwater.commands.options import DATABASE_PANEL, LAKE_PANEL, new_app
+from headwater.commands.source import add, requests, show
+from headwater.commands.source import run as source_run
 
 app = new_app(name="headwater", help="Turn a database into live data.")
 for group in (database, status, tail, watch, explain, serve, demo, queries, replay):
     app.add_typer(group.app)
+sources = new_app(help="Mirror tables of databases elsewhere: PostgreSQL, MySQL, MongoDB, SQLite.")
+for group in (add, show, requests, source_run):
+    sources.add_typer(group.app)
+app.add_typer(sources, name="source", rich_help_panel=DATABASE_PANEL)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=LAKE_PANEL)
 app.add_typer(views.app, name="view", rich_help_panel=LAKE_PANEL)
 

@@ -4,6 +4,7 @@ of tables; `url` and `stop` for the embedded server."""
 from __future__ import annotations
 
 import shlex
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -28,6 +29,13 @@ from headwater.errors import ConfigError
 from headwater.pipeline.views import catalog as view_catalog
 
 app = typer.Typer()
+
+
+class Capture(Enum):
+    """How the changes of a table reach the log."""
+
+    trigger = "trigger"
+    wal = "wal"
 
 
 @app.command(rich_help_panel=DATABASE_PANEL)
@@ -59,6 +67,10 @@ def enable(
     url: Url = None,
     embedded: Embedded = False,
     data_dir: DataDir = None,
+    capture: Annotated[
+        Capture | None,
+        typer.Option(help="By triggers, or from the write-ahead log, which costs writers less."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Capture the changes of tables from now on. Safe to run again.
@@ -70,7 +82,10 @@ def enable(
         async with connected(settings_for(url, embedded, data_dir)) as connection:
             await schema.install(connection)
             for name in tables:
-                label = await triggers.enable(connection, name)
+                way: triggers.Capture | None = None
+                if capture is not None:
+                    way = "wal" if capture is Capture.wal else "trigger"
+                label = await triggers.enable(connection, name, way)
                 print_message({"table": label, "enabled": True}, f"Capturing {label}.", json=json)
 
     run(work())

@@ -89,6 +89,7 @@ def change_as_json(change: Change, transaction: Transaction) -> str:
             "user_id": change.actor.user_id,
             "function_name": change.actor.function_name,
             "trace_id": change.actor.trace_id,
+            "origin": change.origin,
         }
     )
 
@@ -99,3 +100,21 @@ def short(value: Any) -> str:
     # A value must not move the cursor or change the colours of the terminal.
     text = "".join(c if c.isprintable() else {"\n": "⏎"}.get(c, "·") for c in text)
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
+
+
+def short_size(count: int) -> str:
+    """A size for a terminal."""
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.3g} {units[0]}"
+
+
+def short_period(period: timedelta) -> str:
+    """A length of time for a terminal."""
+    seconds = period.total_seconds()
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -11,13 +11,14 @@ import msgspec
 import typer
 
 from headwater.app import Headwater
+from headwater.child_process import supervised
 from headwater.commands.execution import chosen_application, run
 from headwater.commands.options import LIVE_PANEL, DataDir, Embedded, Json, Url
 from headwater.commands.output import as_json, out
 from headwater.errors import ConfigError
 from headwater.logs import log_as_json
 from headwater.pipeline import packages
-from headwater.pipeline.process import PipelineProcess, absolute_lake, supervised
+from headwater.pipeline.process import PipelineProcess, absolute_lake
 from headwater.settings.names import variable
 
 if TYPE_CHECKING:
@@ -131,5 +132,6 @@ def _pipeline(
     options = [*(("--app", program) if program else ()), *(("--json",) if json else ())]
     lake = absolute_lake(hw.settings.lake.location)
     return supervised(
-        PipelineProcess(hw.url, lake, print_line, options=options, settings=lake_settings)
+        PipelineProcess(hw.url, lake, print_line, options=options, settings=lake_settings),
+        "pipeline",
     )

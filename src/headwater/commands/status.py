@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from headwater.admin import sources as source_doctor
 from headwater.admin.status import Status, read_status
 from headwater.capture.postgres import doctor as database_doctor
 from headwater.capture.postgres import schema
@@ -23,7 +24,8 @@ from headwater.commands.options import (
     Url,
     settings_for,
 )
-from headwater.commands.output import print_result
+from headwater.commands.output import print_result, short_period, short_size
+from headwater.commands.source.show import sources_view
 from headwater.pipeline.spark import doctor as pipeline_doctor
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def status(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show the log, the captured tables, the cursors, the readers and the pipeline.
+    """Show the log, the captured tables, the sources, the cursors, the readers and the pipeline.
 
     Example: `headwater status --json`
     """
@@ -60,7 +62,7 @@ def status(
 def doctor(
     url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
 ) -> None:
-    """Check the database and the pipeline: what is missing for which feature.
+    """Check the database, the sources and the pipeline: what is missing for which feature.
 
     Exits with 1 if something prevents Headwater from working.
 
@@ -72,6 +74,8 @@ def doctor(
         async with connected(settings) as connection:
             findings = await database_doctor.examine(connection)
             findings.append(await database_doctor.of_questions(connection, settings.question_url))
+            if any(each.topic == "schema" and each.level == "ok" for each in findings):
+                findings += await source_doctor.examine(connection, at_source=True)
         findings.append(database_doctor.of_clients(settings))
         findings += pipeline_doctor.examine(settings.lake.location)
         print_result(findings, findings_view(findings), json=json)
@@ -87,11 +91,18 @@ def doctor(
 def status_view(status: Status) -> Group:
     log = status.log
     facts = Grid.grid(padding=(0, 2))
-    facts.add_row("log", f"{log.id}, {_size(log.bytes)}, retention {_period(log.retention)}")
+    facts.add_row(
+        "log", f"{log.id}, {short_size(log.bytes)}, retention {short_period(log.retention)}"
+    )
     facts.add_row("position", log.position)
     facts.add_row("oldest change", f"{log.oldest:%Y-%m-%d %H:%M:%S}" if log.oldest else "none")
     facts.add_row("readers", f"{log.readers}" + (", polling" if log.polling else ""))
+    if (wal := status.wal_capture) is not None:
+        state = "running" if wal.running else "not running: readers of the log wait"
+        facts.add_row("WAL capture", f"{state}, {wal.behind_bytes:,} bytes behind ({wal.state})")
     parts: list[RenderableType] = [facts, "", _tables(status), "", _cursors(status)]
+    if status.sources:
+        parts += ["", sources_view(status.sources)]
     if status.lagging:
         parts += ["", _lagging(status)]
     if status.pipeline:
@@ -137,11 +148,11 @@ def _cursors(status: Status) -> Grid | Text:
         return Text("No cursor is saved.", style="dim")
     grid = Grid("cursor", "position", "behind", "retention left", box=None)
     for cursor in status.cursors:
-        left = _period(cursor.left) if cursor.left is not None else "–"
+        left = short_period(cursor.left) if cursor.left is not None else "–"
         grid.add_row(
             cursor.name,
             str(cursor.position),
-            _period(cursor.lag) if cursor.lag is not None else "nothing",
+            short_period(cursor.lag) if cursor.lag is not None else "nothing",
             Text("lost: resync needed", style="bold red") if cursor.lost else left,
         )
     return grid
@@ -152,7 +163,7 @@ def _pipeline(status: Status) -> Grid:
     for stream in status.pipeline:
         behind = "–"
         if stream.behind_changes is not None and stream.behind_seconds is not None:
-            age = _period(timedelta(seconds=round(stream.behind_seconds)))
+            age = short_period(timedelta(seconds=round(stream.behind_seconds)))
             behind = (
                 f"{stream.behind_changes} changes, {age}" if stream.behind_changes else "nothing"
             )
@@ -176,19 +187,3 @@ def findings_view(findings: list[Finding]) -> Grid:
         level = Text(finding.level, style=_LEVEL_STYLES[finding.level])
         grid.add_row(level, Text(finding.topic, style="bold"), detail)
     return grid
-
-
-def _size(count: int) -> str:
-    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{size:.3g} {units[0]}"
-
-
-def _period(period: timedelta) -> str:
-    seconds = period.total_seconds()
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

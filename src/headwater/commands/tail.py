@@ -23,7 +23,7 @@ from headwater.commands.options import (
 from headwater.commands.output import OP_STYLES, change_as_json, out, print_note, short
 from headwater.errors import ConfigError
 from headwater.live.filters.text import parse_conditions
-from headwater.model import Change, Position, Row, Transaction
+from headwater.model import Change, Origin, Position, Row, Transaction
 
 app = typer.Typer()
 
@@ -109,7 +109,13 @@ def change_line(change: Change) -> Text:
             line.append("  ").append_text(_differences(change))
     if change.actor.user_id:
         line.append(f"  by {change.actor.user_id}", style="dim")
+    if change.origin:
+        line.append("  " + _origin(change.origin), style="dim")
     return line
+
+
+def _origin(origin: Origin) -> str:
+    return f"from {origin.source}" + (f" at {short(origin.position)}" if origin.position else "")
 
 
 def _columns(row: Row, key: tuple[str, ...]) -> str:

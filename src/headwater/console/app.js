@@ -10,6 +10,7 @@ import { fill, h, head, errorNote } from "./dom.js";
 const PAGES = [
   ["overview", "Overview"],
   ["tables", "Tables"],
+  ["sources", "Sources"],
   ["views", "Subscriptions"],
   ["sessions", "Sessions"],
   ["log", "Change log"],

@@ -1,4 +1,4 @@
-/** A change as people read it: when, what, which row, what differs, by whom. */
+/** A change as people read it: when, what, which row, what differs, by whom, from which source. */
 
 import { stringify } from "../client/json.js";
 import { h } from "./dom.js";
@@ -25,6 +25,7 @@ export function changeItem(change, { linked = true, whole = false } = {}) {
       h("strong", { class: "wrap" }, change.table, key && " ", key && (linked ? historyLink(change.table, key) : key)),
       change.at && h("time", { datetime: change.at }, moment(change.at)),
       h("span", { class: "who wrap" }, who(change)),
+      change.origin && h("span", { class: "origin wrap muted" }, origin(change.origin)),
     ),
     change.cut ? h("p", { class: "muted" }, "The row is too large to be shown here.") : differences(change, whole),
     !whole && change.op === "update" && rows.after && h("details", {}, h("summary", {}, "Whole row"), h("pre", {}, pretty(rows.after))),
@@ -40,6 +41,12 @@ export function historyLink(table, key) {
 /** @param {any} change */
 function who(change) {
   return [change.user ?? change.user_id, change.function ?? change.function_name].filter(Boolean).join(" · ");
+}
+
+/** The transaction of a source that a mirrored change came from. @param {any} from */
+function origin(from) {
+  const committed = from.committed_at && moment(from.committed_at);
+  return ["from", from.source, from.position && `at ${short(from.position, 80)}`, committed && `(${committed})`].filter(Boolean).join(" ");
 }
 
 /** What an update changed; of other changes, the row. @param {any} change @param {boolean} whole */

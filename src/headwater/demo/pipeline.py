@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 from headwater.app import Headwater
+from headwater.child_process import supervised
 from headwater.demo import terminal_commands
-from headwater.pipeline.process import PipelineProcess, supervised
+from headwater.pipeline.process import PipelineProcess
 from headwater.pipeline.spark import shared_session
 
 VIEW = "headwater.demo.revenue:hw"
@@ -29,7 +30,7 @@ async def run_pipeline(hw: Headwater, lake: str, print_line: Callable[[str], Non
     process = PipelineProcess(
         hw.url, lake, print_problem, options=("--app", VIEW), stop_seconds=STOP_SECONDS
     )
-    async with supervised(process):
+    async with supervised(process, "pipeline"):
         while not shared_session.find(lake):  # noqa: ASYNC110 (another process makes it true)
             await asyncio.sleep(LOOK_SECONDS)
         seconds = time.monotonic() - began

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -104,11 +104,15 @@ class Gateway:
         channels: Channels | None = None,
         registry: ChannelRegistry | None = None,
         declared: Collection[str] = (),
+        declared_sources: Collection[str] = (),
         activity_period: timedelta = ACTIVITY_PERIOD,
+        measure_database: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`queries` and `mutations` are the functions of the application by name; `runner` executes
         mutations; `topics` and `channels` are the declared ones, and `registry` has the open
-        channels; `declared` are the tables that the application declares."""
+        channels; `declared` are the tables that the application declares, and
+        `declared_sources` its sources, whose mirrors are declared too; `measure_database`
+        sets the metrics that are read from the database."""
         self.hub = hub
         self.calls = CallHandler(hub, queries, mutations, runner)
         self.settings = settings
@@ -116,10 +120,13 @@ class Gateway:
         self.quotas = Quotas(settings.limits)
         self.channels = ChannelHandler(channels or Channels(), registry, self.quotas)
         self.proxies = Proxies(settings.gateway)
+        self._measure_database = measure_database
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings.auth)
         self._topics = Topics() if topics is None else topics
-        self._authorization = Authorization(hub, settings, authorize, self._topics, declared)
+        self._authorization = Authorization(
+            hub, settings, authorize, self._topics, declared, declared_sources
+        )
         self._tickets = Tickets(url)
         self._connections: dict[str, GatewayConnection] = {}
         self.activity = Activity(hub, self.metrics, self._connections.values, activity_period)
@@ -579,8 +586,10 @@ class Gateway:
             return "stopping"
         return None if self.hub.ready else (self.hub.problem or "starting")
 
-    def measure(self) -> bytes:
+    async def measure(self) -> bytes:
         """The metrics, including those that are computed on request."""
+        if self._measure_database is not None:
+            await self._measure_database()
         connections = self._connections.values()
         transports = Counter(c.transport for c in connections)
         for transport in ("sse", "websocket", "ndjson"):

@@ -80,6 +80,8 @@ async def once(connection: Connection) -> MaintenanceRound:
     try:
         emptied = await _call(connection, "trim_log")
         synced = await _call(connection, "sync_tables")
+        await _call(connection, "trim_source_transactions")
+        await _call(connection, "drop_wal_slots")
         await _call(connection, "trim_tickets")
         await _trim_requests(connection)
         await _warn_of_late_cursors(connection)

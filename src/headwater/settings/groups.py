@@ -23,6 +23,7 @@ from headwater.settings.checks import (
     read_file,
 )
 from headwater.settings.durations import parse_duration
+from headwater.settings.sources import SourceEntry
 
 ENCODINGS = ("zstd", "gzip", "br")
 """What `[gateway] compression` may list, best first."""
@@ -231,6 +232,14 @@ class LakeSettings(Group, frozen=True):
     @property
     def retention_period(self) -> timedelta | None:
         return None if self.retention is None else self._duration("retention", least=86_400)
+
+
+class SourcesSettings(Group, frozen=True):
+    section: ClassVar[str] = "sources"
+
+    run: bool = True
+    """Whether a gateway, and an application that declares sources, runs the sources of the database
+    in a child process. Otherwise `headwater source run` does."""
 
 
 class GatewaySettings(Group, frozen=True):
@@ -479,9 +488,13 @@ class Settings(msgspec.Struct, frozen=True):
     mutation: MutationSettings = MutationSettings()
     replica: ReplicaSettings = ReplicaSettings()
     lake: LakeSettings = LakeSettings()
+    sources: SourcesSettings = SourcesSettings()
     gateway: GatewaySettings = GatewaySettings()
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
+
+    source: dict[str, SourceEntry] = {}
+    """The sources of the file, `[source.NAME]`, by name."""
 
     def is_closed(self, setting: Openness) -> bool:
         """What `[gateway] metrics` and `openapi` mean."""

@@ -17,7 +17,17 @@ import msgspec
 
 from headwater.errors import ConfigError
 from headwater.settings.groups import Settings
-from headwater.settings.names import GROUPS, OLD_NAMES, SEE, SETTINGS, Setting, unknown, variable
+from headwater.settings.names import (
+    GROUPS,
+    OLD_NAMES,
+    SEE,
+    SETTINGS,
+    SOURCE,
+    Setting,
+    unknown,
+    variable,
+)
+from headwater.settings.sources import read_sources
 
 FILE_NAME = "headwater.toml"
 
@@ -40,6 +50,9 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
     is read."""
     own, groups = dict[str, Any](), {section: dict[str, Any]() for section in GROUPS}
     for keyword, value in values.items():
+        if keyword == SOURCE:
+            own[SOURCE] = read_sources(value)
+            continue
         setting = SETTINGS.get(keyword)
         if setting is None:
             raise unknown(keyword, keyword)
@@ -84,7 +97,7 @@ def _from_file(path: Path) -> Iterator[tuple[str, Any]]:
     for name, value in _read(path).items():
         if name in GROUPS and isinstance(value, dict):
             yield from _from_section(name, value)
-        elif name in SETTINGS and SETTINGS[name].group is None:
+        elif name == SOURCE or (name in SETTINGS and SETTINGS[name].group is None):
             yield name, value
         else:
             raise unknown(name, name)
@@ -97,6 +110,11 @@ def _from_section(section: str, values: dict[str, Any]) -> Iterator[tuple[str, A
             raise ConfigError(
                 f"{label}: this setting is in no group",
                 hint="Write it above the first section of the file.",
+            )
+        if keyword not in SETTINGS and section == "sources" and isinstance(value, dict):
+            raise ConfigError(
+                f"[sources.{name}]: there is no such group",
+                hint=f"A source is written [source.{name}], without the s.",
             )
         if keyword not in SETTINGS:
             raise unknown(label, name)

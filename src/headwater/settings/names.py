@@ -64,8 +64,14 @@ def variable(keyword: str) -> str:
     return f"HEADWATER_{keyword.upper()}"
 
 
+SOURCE = "source"
+"""The keyword of `[source.NAME]`: not one setting, but a table for each source."""
+
+
 def _settings(group: type[Group] | None = None) -> Iterator[Setting]:
     for field in msgspec.structs.fields(group or Settings):
+        if group is None and field.name == SOURCE:
+            continue
         if isinstance(field.default, Group):
             yield from _settings(field.type)
         else:

@@ -180,12 +180,12 @@ end $$
 """
 
 
-def make_table(history: History) -> Table:
+def make_table(history: History, schema: str = "pg_temp") -> Table:
     """The shape of a history's table."""
     key = ("k", "k2") if history.composite else ("k",)
     keys = [Column(name, "integer", "integer") for name in key]
     columns = [ALL_SAMPLES[name].column for name in history.columns]
-    return Table(1, "pg_temp", "t", (*keys, *columns), key)
+    return Table(1, schema, "t", (*keys, *columns), key)
 
 
 def create_table(connection: Connection, table: Table) -> None:
@@ -203,13 +203,18 @@ _RETURNING = b" returning row_to_json(t.*)::text"
 class Player:
     """A table, and the operations of a history on it as changes."""
 
+    schema = "pg_temp"
+
     def __init__(self, connection: Connection, history: History) -> None:
         self._connection = connection
         self._history = history
-        self.table = make_table(history)
+        self.table = make_table(history, self.schema)
         self._decode = ImageDecoder(self.table)
         self.images: dict[Key, Row] = {}
-        create_table(connection, self.table)
+        self._create()
+
+    def _create(self) -> None:
+        create_table(self._connection, self.table)
 
     def play(self, transactions: Sequence[Sequence[int]]) -> list[list[Change]]:
         """Run transactions, all in one round trip, and return the changes."""
@@ -234,13 +239,13 @@ class Player:
         if action in (1, 2):
             alive.discard(key)
             yield "delete", key, None
-            self._connection.execute(*self._where("delete from pg_temp.t", (), key))
+            self._connection.execute(*self._where(f"delete from {self.schema}.t", (), key))
         elif action == 3:
             number, place = divmod(number, KEYS)
             yield from self._rekey(key, self._key(place), alive)
         elif action == 4 and number % 8 == 7:
             alive.clear()
-            self._connection.execute("truncate pg_temp.t")
+            self._connection.execute(f"truncate {self.schema}.t".encode())
             yield "truncate", (), None
         elif action == 5 and number % 8 == 7:
             yield "reset", (), None
@@ -254,7 +259,7 @@ class Player:
         if new in alive:
             return
         names = ", ".join(f"{name} = %s" for name in self.table.key)
-        text, values = self._where(f"update pg_temp.t set {names}", new, old)
+        text, values = self._where(f"update {self.schema}.t set {names}", new, old)
         cursor = self._connection.execute(text + _RETURNING, values)
         alive.remove(old)
         alive.add(new)
@@ -275,7 +280,8 @@ class Player:
 
     def _insert(self, key: Key, number: int) -> Any:
         places = sql.SQL(", ").join([sql.Placeholder()] * len(self.table.columns))
-        text = sql.SQL("insert into pg_temp.t values ({})").format(places).as_bytes(None)
+        table = sql.Identifier(self.schema, "t")
+        text = sql.SQL("insert into {} values ({})").format(table, places).as_bytes(None)
         return self._connection.execute(text + _RETURNING, (*key, *self._values(number)))
 
     def _update(self, key: Key, number: int, *, whole: bool) -> Any:
@@ -284,7 +290,7 @@ class Player:
             chosen = number % len(names)
             names, values = names[chosen : chosen + 1], values[chosen : chosen + 1]
         assignments = ", ".join(f'"{name}" = %s' for name in names)
-        text, bound = self._where(f"update pg_temp.t set {assignments}", values, key)
+        text, bound = self._where(f"update {self.schema}.t set {assignments}", values, key)
         return self._connection.execute(text + _RETURNING, bound)
 
     def _change(self, op: Any, key: Key, cursor: Any) -> Change:
@@ -305,10 +311,11 @@ class Game:
 
     connection: Connection
     history: History
+    player: type[Player] = Player
     played: Played = field(default_factory=Played)
 
     def run(self) -> Played:
-        player = Player(self.connection, self.history)
+        player = self.player(self.connection, self.history)
         self.decode = ImageDecoder(player.table)
         player.play([self.history.rows])
         query = BoundQuery(LiveQuery.from_json({"table": "t", **self.history.query}), player.table)
@@ -367,11 +374,11 @@ def _seen(query: BoundQuery, row: Row) -> Row:
     return row if query.select is None else query.select(row)
 
 
-def play(connection: Connection, history: History) -> Played:
+def play(connection: Connection, history: History, player: type[Player] = Player) -> Played:
     """Run a history. AssertionError at the first difference; otherwise returns how much work it
-    was."""
+    was. `player` says where changes come from."""
     try:
-        return Game(connection, history).run()
+        return Game(connection, history, player).run()
     except AssertionError as error:
         error.add_note(f"Keep as: {history.without_idle_flushes()!r}")
         raise

@@ -1,5 +1,5 @@
-"""What the contract suite needs of a source database: to write to it, to read it as the judge, and to
-break it. There is one driver for each way of capture, in `drivers/`.
+"""What the contract suite needs of a source database: to write to it, to read it as the judge, and
+to break it. There is one driver for each way of capture, in `drivers/`.
 
 All drivers have the same table, `TABLE`: an integer key, a text, a decimal with two places, and a
 nullable text that may be large.
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol
 from headwater.capture.source import SourceDefinition
 
 COLUMNS = ("id", "name", "amount", "note")
-"""Of the table that every driver creates: bigint key, text, numeric(12,2), text that may be NULL."""
+"""Of the table that every driver creates: bigint key, text, numeric(12,2), text or NULL."""
 
 
 class TypeCase(NamedTuple):
-    """A column type of the source: its declaration there, a literal to insert, and the mirror's type
-    and value as PostgreSQL prints them."""
+    """A column type of the source: its declaration there, a literal to insert, and the mirror's
+    type and value as PostgreSQL prints them."""
 
     declared: str
     literal: Any
@@ -46,7 +46,8 @@ class SourceDriver(Protocol):
     can: frozenset[str]
     """What this way of capture or its database has: `transactions` (several writes in one, and
     rollback), `interleave` (two open writers at once), `rekey`, `truncate`, `ddl`, `lose_position`,
-    `restart` (the server can be killed and started again), `names` (quoted and unicode names)."""
+    `restart` (the server can be killed and started again), `names` (quoted and unicode names),
+    `keyless` (tables without a key)."""
 
     types: list[TypeCase]
 
@@ -65,7 +66,7 @@ class SourceDriver(Protocol):
 
     async def writer(self) -> Writer: ...
     async def rows(self, table: str) -> list[tuple[Any, ...]]:
-        """All rows in the order of `id`, as (int, str, Decimal, str | None), and further columns."""
+        """All rows in the order of `id`: (int, str, Decimal, str | None), and further columns."""
         ...
 
     async def add_column(self, table: str, name: str, default: int) -> None:
@@ -73,6 +74,15 @@ class SourceDriver(Protocol):
         ...
 
     async def drop_column(self, table: str, name: str) -> None: ...
+    async def create_keyless_table(self, name: str) -> None: ...
+    async def allow_filter(self, table: str, column: str) -> None:
+        """What a predicate over the column needs at the source, as the docs page of it says."""
+        ...
+
+    async def leftovers(self) -> list[str]:
+        """What capture has made at the source and is still there: slots, triggers, tables."""
+        ...
+
     async def lose_position(self) -> None:
         """Make the source forget changes that were not read yet (purge, drop the slot, …)."""
         ...

@@ -175,7 +175,7 @@ def test_which_requests_are_local(scope: Scoped, expected: bool) -> None:
 
 async def test_tables_of_headwater_are_for_admins(guarded: Served) -> None:
     assert guarded.get("/v1/admin/overview", headers=bearer(headwater_admin=True)).is_success
-    for table in ("headwater.activity", "headwater.pipeline"):
+    for table in ("headwater.activity", "headwater.pipeline", "headwater.sources"):
         async with connect(guarded.url, token=token()) as client:
             with pytest.raises(Forbidden, match=f"table {table} is for admins only") as refused:
                 await client.live({"table": table}).__aenter__()

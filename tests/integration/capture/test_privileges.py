@@ -16,12 +16,15 @@ from headwater.database import Connection, connect
 from headwater.errors import PermissionMissing
 from headwater.hub.hub import Hub
 from headwater.log.reading.reader import LogReader
+from headwater.model import Origin
 from tests.support.log_probe import rows, run
+from tests.support.mirrors import mirror_sql, source_transaction
 from tests.support.paths import ROOT
 from tests.support.subscribers import Recorder, live
 
 BEFORE_ORDER = 13
 BEFORE_ACCESS = 18
+BEFORE_SOURCES = 22
 EVERYTHING = ("all tables", "all sequences", "all functions")
 PARTED = (
     "create table parted (id int primary key, a int) partition by range (id)",
@@ -128,6 +131,32 @@ async def test_readers_read_after_an_upgrade(roles: Roles) -> None:
     await schema.install(roles.owner)
     reader = await LogReader.open(roles.reader)
     assert (await reader.now(roles.reader)).xmax > 0
+
+
+@pytest.mark.parametrize("granted", ["before", "after"])
+async def test_readers_see_origins_and_no_passwords(roles: Roles, granted: str) -> None:
+    """Whether the log was granted before or after the release that has sources."""
+    if granted == "before":
+        await schema.install(roles.owner, upto=BEFORE_SOURCES)
+        await grant_the_log(roles, roles.reader)
+    await schema.install(roles.owner)
+    if granted == "after":
+        await grant_the_log(roles, roles.reader)
+    await run(
+        roles.owner,
+        "insert into headwater.source_definitions (name, definition, declared_by)"
+        " values ('shop', '{\"url\": \"mysql://root:secret@db/shop\"}', 'command')",
+    )
+    reader = await LogReader.open(roles.reader)
+    since = await reader.now(roles.reader)
+    await run(roles.superuser, "create table plain (id int primary key)", mirror_sql("plain"))
+    await run(roles.superuser, "select headwater.enable_reactivity('plain')")
+    async with source_transaction(roles.superuser, "0-1-4711"):
+        await run(roles.superuser, "insert into plain values (1)")
+    batch = await reader.read(roles.reader, since)
+    assert batch.transactions[-1].changes[-1].origin == Origin("shop", "0-1-4711", None, "mysql")
+    if granted == "after":
+        assert await rows(roles.reader, "select * from headwater.source_definitions") == []
 
 
 async def callable_by(roles: Roles, reader: Connection) -> set[str]:

@@ -19,6 +19,7 @@ from headwater.model import Position
 from headwater.protocol import Changes, Frame
 from tests.support.applications.shop import until
 from tests.support.log_probe import enable, run
+from tests.support.mirrors import declare_mirror, source_transaction
 from tests.support.subscribers import Recorder
 
 
@@ -78,6 +79,31 @@ async def test_debezium_envelopes(url: str, orders: Connection) -> None:
         assert inserted["after"] == {"id": 1, "owner": 7, "amount": "1.50"}
         assert inserted["source"]["table"] == "orders"
         assert truncated["op"] == "t"
+
+
+async def test_changes_of_a_mirror_carry_their_origin(url: str, orders: Connection) -> None:
+    """Also in the shape of Debezium, and where a filter shows a part of the change."""
+    await declare_mirror(orders, "orders")
+    async with Hub(url) as hub:
+        plain, guarded, debezium = Recorder(), Recorder(), Recorder()
+        mine = Access(where=c.owner == 7)
+        await hub.feed(FeedQuery(("orders",)), plain)
+        await hub.feed(FeedQuery(("orders",)), guarded, access=mine)
+        await hub.feed(FeedQuery(("orders",), format="debezium"), debezium)
+        async with source_transaction(orders, "0-1-4711", "2026-11-18T09:30:00Z"):
+            await run(orders, "insert into orders values (1, 7, 1)")
+            await run(orders, "update orders set owner = 8 where id = 1")
+        await plain.until(lambda: len(changes(plain)) == 2)
+        await guarded.until(lambda: len(changes(guarded)) == 2)
+        await debezium.until(lambda: len(changes(debezium)) == 2)
+        origin = {"source": "shop", "position": "0-1-4711", "committed_at": "2026-11-18T09:30:00Z"}
+        expected = [origin | {"kind": "mysql"}] * 2
+        assert [change["origin"] for change in changes(plain)] == expected
+        assert [change["op"] for change in changes(guarded)] == ["insert", "delete"]
+        assert [change["origin"] for change in changes(guarded)] == expected
+        source = changes(debezium)[0]["source"]
+        assert (source["connector"], source["name"]) == ("mysql", "shop")
+        assert (source["position"], source["ts_ms"]) == ("0-1-4711", 1_794_994_200_000)
 
 
 async def test_tables_that_cannot_be_followed(url: str, orders: Connection) -> None:

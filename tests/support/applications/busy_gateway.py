@@ -118,9 +118,10 @@ async def _write(connection: Connection, turn: int) -> None:
 
 
 async def _report(connection: Connection, turn: int) -> None:
-    """Write the reports of a pipeline, as a pipeline does."""
+    """Write the reports of a pipeline and of the runner of sources, as these do."""
     if turn % 10:
         return
+    await connection.execute(_REPORT_SOURCES, {"turn": turn})
     for number, name in enumerate(STREAMS):
         values = (name, turn, turn * 40, 30 + turn % 7, 900 - turn % 50, number * 3, 0.2 + turn % 3)
         await connection.execute(_REPORT, values)
@@ -134,4 +135,22 @@ _REPORT = """
     set (batch, changes, input_rate, processed_rate, behind_changes, behind_seconds, updated_at)
       = (excluded.batch, excluded.changes, excluded.input_rate, excluded.processed_rate,
          excluded.behind_changes, excluded.behind_seconds, clock_timestamp())
+"""
+
+_REPORT_SOURCES = """
+    insert into headwater.sources (name, kind, into_schema, tables, position, committed_at, lag,
+                                   state, error, hint, changes, transactions, lag_bytes, runner)
+    values
+      ('shop', 'mysql', 'shop_mysql',
+       '[{"name": "orders", "target": "orders", "state": "live", "copied": 812345},
+         {"name": "customers", "target": "customers", "state": "copying", "copied": 250000,
+          "estimate": 1000000}]',
+       'mysql-bin.000042:1337', clock_timestamp(), 0.02, 'copying', null, null,
+       %(turn)s * 12, %(turn)s * 3, null, 'db-host:4711'),
+      ('crm', 'postgresql', 'crm', '[]', '0/16B3748', clock_timestamp(), 3600, 'lost',
+       'the replication slot headwater_crm is lost',
+       'Copy its tables again: headwater source resnapshot crm', 5, 5, 7000000000, null)
+    on conflict (name) do update
+    set (changes, transactions, committed_at, updated_at)
+      = (excluded.changes, excluded.transactions, excluded.committed_at, clock_timestamp())
 """

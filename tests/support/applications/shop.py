@@ -38,7 +38,9 @@ TABLE = """
     )"""
 
 
-async def open_shop(connection: Connection, *, rows: int = 200) -> None:
+async def open_shop(
+    connection: Connection, *, rows: int = 200, capture: triggers.Capture = "trigger"
+) -> None:
     """Make the table, fill it, and have it captured."""
     await connection.execute(TABLE)
     await connection.execute(
@@ -46,7 +48,7 @@ async def open_shop(connection: Connection, *, rows: int = 200) -> None:
         " from generate_series(1, %s) i",
         (rows,),
     )
-    await connection.execute("select headwater.enable_reactivity('orders')")
+    await triggers.enable(connection, "orders", capture)
 
 
 @contextmanager

@@ -71,10 +71,12 @@ def test_it_accepts_json_and_has_an_example(command: str) -> None:
 
 
 def test_every_command_has_one_name() -> None:
-    """No command of the lake exists both alone and in a group, as `asof` and `lake asof` would."""
-    names = [command.split()[-1] for command in COMMANDS]
+    """No command of the lake exists both alone and in a group, as `asof` and `lake asof` would. A
+    source has a `status` and a `run` of its own."""
+    names = [command.split()[-1] for command in COMMANDS if not command.startswith("source ")]
     assert sorted(names) == sorted(set(names))
-    assert {command.split()[0] for command in COMMANDS if " " in command} == {"pipeline", "view"}
+    groups = {command.split()[0] for command in COMMANDS if " " in command}
+    assert groups == {"pipeline", "view", "source"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -103,9 +105,9 @@ def test_a_command_that_does_not_exist(arguments: tuple[str, ...], run: Run) -> 
     assert (done.code, done.out, done.err[0]["error"]["code"]) == (2, [], "config")
 
 
-@pytest.mark.parametrize("command", ["uninstall", "view drop"])
+@pytest.mark.parametrize("command", ["uninstall", "view drop", "source remove"])
 def test_no_question_is_asked_of_a_program(command: str, run: Run) -> None:
-    arguments = ["revenue"] * (command == "view drop")
+    arguments = ["revenue"] * (" " in command)
     done = run(*command.split(), *arguments, "--json", "--url", "postgresql://nowhere")
     assert (done.code, done.err[0]["error"]["hint"]) == (2, "Confirm with --yes.")
 

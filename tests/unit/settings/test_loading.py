@@ -40,6 +40,8 @@ def two_values(setting: Setting) -> list[Any]:
         return ["5 days", "6 days"]
     if get_origin(setting.type) is Literal:
         return list(get_args(setting.type)[-2:])
+    if setting.type is bool:
+        return [False, True]
     if setting.type is int:
         return [setting.default + 1, setting.default + 2]
     return [["one", "another"], ["third"]] if setting.is_list else ["one", "two"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headwater.capture.mysql import checks
 from headwater.capture.mysql.assembly import Assembler, Catalog
 from headwater.capture.mysql.binlog import BinlogStream, Handover
-from headwater.capture.mysql.connection import connect, interrupt, parse_url, translated
+from headwater.capture.mysql.connection import connect, interrupt, parse_url, query, translated
 from headwater.capture.mysql.describe import (
     Charsets,
     Table,
@@ -96,6 +96,10 @@ class MysqlSource:
 
     async def start(self) -> str:
         return str(await self._run(self._now))
+
+    async def estimate(self, table: SourceTable) -> int | None:
+        """As the storage engine estimates it."""
+        return await self._run(lambda connection: self._estimate(connection, table))
 
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         return await self._run(lambda connection: self._chunk(connection, table, after, rows))
@@ -242,6 +246,16 @@ class MysqlSource:
             self._snapshots = Snapshots(connection, self._read_server(connection))
         assert self._charsets is not None
         return self._snapshots.chunk(table, source, self._charsets, after, rows)
+
+    def _estimate(self, connection: Connection[Any], source: SourceTable) -> int | None:
+        table = self._table(connection, source)
+        found = query(
+            connection,
+            "select table_rows from information_schema.tables"
+            " where table_schema = %s and table_name = %s",
+            (table.schema, table.name),
+        )
+        return None if not found or found[0][0] is None else int(found[0][0])
 
     def _table(self, connection: Connection[Any], source: SourceTable) -> Table:
         """The catalog may be ahead of what the copy asks for: columns that went are NULL in it. The

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from headwater import limits
 from headwater.capture.postgres import functions, schema, triggers
 from headwater.database import Connection, connect, is_same_database
 from headwater.errors import HeadwaterError
@@ -46,6 +47,7 @@ async def examine(connection: Connection) -> list[Finding]:
     if await schema.installed_version(connection) == schema.LATEST:
         findings.append(await _functions(connection))
         findings += [of_table(table) for table in await triggers.list_tables(connection)]
+        findings += await _wal_capture(connection)
         findings += await _locks(connection)
     return findings
 
@@ -151,6 +153,47 @@ async def _wal(connection: Connection) -> Finding:
             "Set wal_level = logical and: alter role … replication",
         )
     return Finding("WAL source", "ok", "wal_level is logical and the role may replicate")
+
+
+async def _wal_capture(connection: Connection) -> list[Finding]:
+    """The slot that feeds the log, where tables are captured from the WAL. While it does not
+    advance, readers of the whole log wait."""
+    cursor = await connection.execute(_FEEDING)
+    row = await cursor.fetchone()
+    if row is None:
+        return []
+    topic = "WAL capture"
+    slot, active, status, behind = row
+    run = "Run a gateway (headwater serve): it captures by itself."
+    if status is None or status == "lost":
+        return [
+            Finding(
+                topic, "fail",
+                f"slot {slot} is lost: readers of the log wait, and its tables will be read again",
+                f"{run} It makes a new slot.",
+            )
+        ]  # fmt: skip
+    if not active:
+        detail = f"WAL capture is not running: {behind} bytes behind; readers of the log wait"
+        return [Finding(topic, "fail", detail, run)]
+    if behind > limits.WAL_CAPTURE_BEHIND_BYTES:
+        return [
+            Finding(
+                topic, "warn",
+                f"WAL capture is {behind} bytes behind: readers of the log wait for it",
+                "It is slower than writers are. Give the server and the gateway more processors, or"
+                " capture fewer tables.",
+            )
+        ]  # fmt: skip
+    return [Finding(topic, "ok", f"slot {slot} is read, {behind} bytes behind")]
+
+
+_FEEDING = """
+    select i.wal_slot, s.active, s.wal_status,
+           greatest(coalesce(pg_current_wal_lsn() - s.confirmed_flush_lsn, 0), 0)::bigint
+    from headwater.installation i left join pg_replication_slots s on s.slot_name = i.wal_slot
+    where i.wal_slot is not null
+"""
 
 
 async def _commit_times(connection: Connection) -> Finding:
@@ -355,6 +398,7 @@ _LOCKS = {
     3: "maintenance, which runs anyway",
     4: "enabling tables, which fails",
     5: "activity, which gateways record meanwhile",
+    6: "capture from the WAL, which does not run",
 }
 
 
@@ -377,7 +421,8 @@ def of_table(table: triggers.CapturedTable) -> Finding:
             "was altered: its changes are captured exactly but slowly until the next maintenance",
             f"To repair it now: headwater enable {table.name}",
         )
-    return Finding(topic, "ok", "is captured")
+    way = " from the WAL" if table.capture == "wal" else ""
+    return Finding(topic, "ok", f"is captured{way}")
 
 
 async def _value(connection: Connection, statement: str) -> object:

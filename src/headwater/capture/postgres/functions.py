@@ -18,7 +18,7 @@ def _names(text: str) -> frozenset[str]:
 CLASSES: dict[Class, frozenset[str]] = {
     # Every role. `signal` checks its caller itself. PostgreSQL gives the triggers to new
     # partitions, whose owner must be allowed to use them; on other tables they do nothing.
-    "public": _names("signal capture_row note_move pass_row"),
+    "public": _names("signal capture_row note_move pass_row say_actor set_actor"),
     # Roles that follow the log and look at the state of capture (`tail`, `status`, `doctor`). The
     # page docs/howto/existing-database.md grants exactly these.
     "reader": _names(
@@ -42,7 +42,11 @@ CLASSES: dict[Class, frozenset[str]] = {
         open_entries own_entry parts_of present_image put_in_order readers_sleep register_shape
         remember remove_capture same_columns set_entries set_trigger settle settle_row since_of
         slot_condition strike_noted strike_source swap_formats sync_table sync_tables take_back
-        take_turn transaction_mark trusts upsert_source
+        take_turn transaction_mark trusts upsert_source add_wal_member check_wal
+        is_in_step_with_triggers is_in_step_with_wal is_watched_by_triggers make_wal_publication
+        make_wal_slot
+        remove_captures remove_wal_member sync_with_triggers sync_with_wal use_wal_slot wal_kind
+        wal_root wal_publication is_wal_captured
         """
     ),
     # Also the question role, which is granted them by name. A caller needs the key of a request,
@@ -51,9 +55,11 @@ CLASSES: dict[Class, frozenset[str]] = {
     # The owner of the schema only. Those that run with its rights also check who calls them.
     "gateway": _names(
         """
-        adopt check_gateway is_activity_looked_at is_over issue_ticket looks_at_activity may_signal
-        new_secret publish_once redeem_ticket remember_trimmed rename_log set_retention trim_log
-        trim_requests trim_tickets trim_user_requests write_activity
+        adopt adopt_by_triggers adopt_sources append_changes check_gateway drop_wal_slots
+        end_wal_capture expect_rows guard_mirror is_activity_looked_at is_over issue_ticket
+        looks_at_activity may_signal new_secret publish_once redeem_ticket remember_trimmed
+        rename_log save_position set_retention trim_log trim_requests trim_source_transactions
+        trim_tickets trim_user_requests wal_relation write_activity
         """
     ),
 }

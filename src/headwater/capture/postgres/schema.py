@@ -13,7 +13,13 @@ from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from typing import Any
 
-from psycopg.errors import DeadlockDetected, Diagnostic, LockNotAvailable
+from psycopg.errors import (
+    DeadlockDetected,
+    Diagnostic,
+    LockNotAvailable,
+    ObjectInUse,
+    UndefinedObject,
+)
 
 from headwater.capture.postgres import functions
 from headwater.database import PINNED_PATH, Connection, translated
@@ -99,12 +105,44 @@ async def uninstall(connection: Connection) -> bool:
     with translated():
         if await installed_version(connection) == 0:
             return False
+        await _drop_slots(connection)
         for _ in range(UNINSTALL_ATTEMPTS_MAX - 1):
             with suppress(DeadlockDetected):
                 await _drop(connection)
                 return True
         await _drop(connection)
     return True
+
+
+async def _drop_slots(connection: Connection) -> None:
+    """A slot that stays would have the server keep its WAL for ever. The process that reads it is
+    ended; when it comes again, there is no slot to read."""
+    if not await _exists(connection, "headwater.wal_capture"):
+        return
+    ending = await connection.execute(_END_WAL_CAPTURE)
+    for (slot,) in await ending.fetchall():
+        for _ in range(UNINSTALL_ATTEMPTS_MAX):
+            try:
+                await connection.execute("select pg_drop_replication_slot(%s)", (slot,))
+                break
+            except ObjectInUse:
+                await connection.execute(_END_READER, (slot,))
+            except UndefinedObject:
+                break
+
+
+_END_WAL_CAPTURE = """
+    with publication as (select headwater.disable_table(relid) from headwater.tables
+                         where enabled and capture = 'wal'),
+         done as (select headwater.end_wal_capture() from (select count(*) from publication) c)
+    select s.slot_name from pg_replication_slots s, headwater.installation i, done
+    where s.slot_name ~ ('^headwater_' || i.id || '_[0-9a-f]+$') and s.database = current_database()
+"""
+
+_END_READER = """
+    select pg_terminate_backend(active_pid, 1000) from pg_replication_slots
+    where slot_name = %s and active
+"""
 
 
 async def _drop(connection: Connection) -> None:

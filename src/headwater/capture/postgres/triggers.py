@@ -1,26 +1,30 @@
-"""Enables and disables capture for a table, and lists the captured tables."""
+"""Enables and disables capture for a table, by triggers or from the write-ahead log, and lists the
+captured tables."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from datetime import datetime
-from typing import LiteralString
+from typing import Literal, LiteralString, TypeAlias, get_args
 
 import msgspec
 from psycopg import errors
 
 from headwater.database import Connection, translated
-from headwater.errors import CaptureError
+from headwater.errors import CaptureError, ConfigError
 from headwater.limits import ENABLE_ATTEMPTS_MAX, ENABLE_LOCK_TIMEOUT
 from headwater.model import Column, Table
+
+Capture: TypeAlias = Literal["trigger", "wal"]
+"""How the changes of a table reach the log."""
 
 
 class CapturedTable(msgspec.Struct, frozen=True):
     """A table that was enabled. `members` counts the relations with triggers: itself, partitions,
     inheritance children. `altered` means that its writes are captured more slowly since a schema
     change (and as exactly), until the next maintenance or until it is enabled again. `left_out` are
-    its virtual columns, which are not captured."""
+    its virtual columns, which are not captured. `capture` says how its changes reach the log."""
 
     name: str
     enabled: bool
@@ -30,20 +34,61 @@ class CapturedTable(msgspec.Struct, frozen=True):
     altered: bool
     changes: int
     left_out: list[str] = []
+    capture: Capture = "trigger"
 
 
-async def enable(connection: Connection, name: str) -> str:
+async def enable(connection: Connection, name: str, capture: Capture | None = None) -> str:
     """Capture a table's changes from now on; returns its name as Headwater prints it. Enabling a
-    table twice changes nothing."""
-    return await _call(connection, "select headwater.enable_reactivity(%s)", name)
+    table twice changes nothing. Without `capture`, a table that is captured stays as it is, and
+    another one is captured by triggers."""
+    if capture is None:
+        return await _call(connection, "select headwater.enable_reactivity(%s)", name)
+    if capture not in get_args(Capture):
+        raise ConfigError(
+            f"capture={capture!r} of table {name} is not known", hint="It is 'trigger' or 'wal'."
+        )
+    if capture == "wal":
+        # Before the table is locked: making a slot waits for all transactions that are running.
+        with translated():
+            await connection.execute(
+                "select headwater.check_wal("
+                "headwater.check_capturable(headwater.find_table(%(name)s), %(name)s))",
+                {"name": name},
+            )
+            await connection.execute("select headwater.make_wal_publication()")
+            await connection.execute("select headwater.make_wal_slot()")
+    label = await _call(connection, "select headwater.enable_reactivity(%s, %s)", name, capture)
+    if capture == "trigger":
+        await end_wal_capture(connection)
+    return label
 
 
 async def disable(connection: Connection, name: str) -> str:
     """Stop capturing. Subscriptions stay; they get no changes until it is enabled again."""
-    return await _call(connection, "select headwater.disable_reactivity(%s)", name)
+    label = await _call(connection, "select headwater.disable_reactivity(%s)", name)
+    await end_wal_capture(connection)
+    return label
 
 
-async def _call(connection: Connection, statement: LiteralString, name: str) -> str:
+async def end_wal_capture(connection: Connection) -> None:
+    """Drop the slot and the publication, if no table is captured from the WAL and no process reads
+    the slot. A process that reads it does this itself, when it has appended everything."""
+    with translated():
+        cursor = await connection.execute(_UNUSED_SLOT)
+        if await cursor.fetchone() is not None:
+            await connection.execute("select headwater.end_wal_capture()")
+            await connection.execute("select headwater.drop_wal_slots(interval '0')")
+
+
+_UNUSED_SLOT = """
+    select from headwater.installation i
+    left join pg_replication_slots s on s.slot_name = i.wal_slot
+    where i.wal_slot is not null and s.active is not true
+      and not exists (select from headwater.tables where enabled and capture = 'wal')
+"""
+
+
+async def _call(connection: Connection, statement: LiteralString, *values: str) -> str:
     """To create triggers needs a lock on the table, and writers queue behind that request: so it is
     made several times with a short timeout."""
     with translated():
@@ -51,14 +96,14 @@ async def _call(connection: Connection, statement: LiteralString, name: str) -> 
             try:
                 async with connection.transaction():
                     await connection.execute(f"set local lock_timeout = '{ENABLE_LOCK_TIMEOUT}'")
-                    cursor = await connection.execute(statement, (name,))
+                    cursor = await connection.execute(statement, values)
                     row = await cursor.fetchone()
                     assert row is not None
                     return str(row[0])
             except errors.LockNotAvailable as error:
                 if attempt == ENABLE_ATTEMPTS_MAX:
                     raise CaptureError(
-                        f"table {name} is in use: a transaction holds a lock on it",
+                        f"table {values[0]} is in use: a transaction holds a lock on it",
                         hint="Find the open transaction in pg_stat_activity, and try again.",
                     ) from error
                 await asyncio.sleep(random.uniform(0.05, 0.2))
@@ -100,7 +145,7 @@ _LIST = """
            t.changed_at,
            (select count(*) from headwater.captures k where k.root = t.relid),
            exists (select from headwater.captures k
-                   where k.root = t.relid
+                   where k.root = t.relid and t.capture = 'trigger'
                      and k.fingerprint is distinct from headwater.fingerprint(k.member, k.root))
              or (t.enabled and c.oid is not null and exists (
                    select from headwater.members_of(t.relid) m
@@ -110,7 +155,8 @@ _LIST = """
               and l.shape in (select id from headwater.shapes s where s.relid = t.relid)),
            array(select a.attname::text from pg_attribute a
                  where a.attrelid = t.relid and a.attnum > 0 and not a.attisdropped
-                   and a.attgenerated = 'v' order by a.attnum)
+                   and a.attgenerated = 'v' order by a.attnum),
+           t.capture
     from headwater.tables t
     left join pg_class c on c.oid = t.relid
     order by 1

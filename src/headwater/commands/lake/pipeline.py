@@ -10,6 +10,7 @@ import typer
 
 from headwater.app import database
 from headwater.capture.postgres import schema
+from headwater.child_process import stop_with_parent
 from headwater.commands.execution import chosen_application, run
 from headwater.commands.lake.connection import open_lake
 from headwater.commands.options import (
@@ -25,9 +26,9 @@ from headwater.commands.options import (
 from headwater.commands.output import print_message, print_note
 from headwater.database import connect
 from headwater.errors import ConfigError
+from headwater.limits import PIPELINE_PROCESS_STOP_SECONDS
 from headwater.logs import log_as_json
 from headwater.pipeline import packages
-from headwater.pipeline.process import stop_with_parent
 from headwater.settings import load_settings
 
 app = new_app(help="Run the data pipeline, which writes every change to the lake, and maintain it.")
@@ -68,7 +69,7 @@ def run_pipeline(
 
     if json:
         log_as_json()
-    stop_with_parent()
+    stop_with_parent(PIPELINE_PROCESS_STOP_SECONDS)
 
     async def work() -> None:
         hw = chosen_application(program, url, embedded, data_dir)

@@ -122,7 +122,7 @@ def audit(
     by: Annotated[
         str,
         typer.Option(
-            metavar="A,B,…", help="Count by these: day, user, table, operation, function."
+            metavar="A,B,…", help="Count by these: day, user, table, operation, function, source."
         ),
     ] = "user,table,operation",
     lake: LakeFolder = None,

@@ -134,6 +134,10 @@ def versions_view(versions: list[dict[str, Any]]) -> Text:
         text.append(f"  {version['op']}", style=OP_STYLES.get(version["op"], ""))
         who = [version[name] for name in ("user_id", "function_name", "trace_id")]
         text.append("".join(f"  {each}" for each in who if each), style="cyan")
+        if version["source"] is not None:
+            position = version["source_position"]
+            text.append(f"  from {version['source']}", style="dim")
+            text.append(f" at {short(position)}" if position else "", style="dim")
         text.append("\n")
         for name, old, new in difference(version["before"], version["after"]):
             text.append(f"    {name}: ")

@@ -58,13 +58,16 @@ class Authorization:
         authorize: Authorize | None,
         topics: Topics,
         declared: Collection[str] = (),
+        declared_sources: Collection[str] = (),
     ) -> None:
-        """`declared` are the labels of the tables that the application declares."""
+        """`declared` are the labels of the tables that the application declares; the mirrors of
+        `declared_sources` are declared, too."""
         self._hub = hub
         self._settings = settings
         self._authorize = authorize
         self._topics = topics
         self._declared = frozenset(declared)
+        self._declared_sources = frozenset(declared_sources)
 
     @property
     def has_hook(self) -> bool:
@@ -88,7 +91,7 @@ class Authorization:
                     raise not_admin(self._settings.auth, f"table {table.label}")
                 accesses[name] = Access()
             else:
-                self._check_declared(connection, table.label)
+                self._check_declared(connection, known)
                 request = msgspec.structs.replace(access_request, table=table.label)
                 accesses[name] = await decide(
                     self._authorize, identity, request, history=self._history(connection)
@@ -138,8 +141,11 @@ class Authorization:
                 history = _shorter(history, access.history)
         return Access(identity.role, identity.claims_json, history=history)
 
-    def _check_declared(self, connection: GatewayConnection, label: str) -> None:
+    def _check_declared(self, connection: GatewayConnection, known: KnownTable) -> None:
+        label = known.table.label
         if self._settings.gateway.tables == "open" or label in self._declared:
+            return
+        if known.source in self._declared_sources:
             return
         if not self._is_admin(connection, connection.session.identity):
             raise Forbidden(

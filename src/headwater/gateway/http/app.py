@@ -399,7 +399,7 @@ async def metrics(gateway: Gateway, request: Request) -> Response:
         caller = await admit(gateway, request)
         if not is_admin(settings.auth, caller.identity, local=caller.local):
             raise not_admin(settings.auth, "/metrics")
-    return Response(gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(await gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def healthy(request: Request) -> Response:

@@ -245,6 +245,7 @@ class FeedRegistry(Part):
             change.actor.user_id,
             change.actor.function_name,
             change.actor.trace_id,
+            change.origin,
         )
 
     # -------------------------------------------------------------------- failures

@@ -157,6 +157,7 @@ class LiveViews:
         if not self._flushes.ready:
             raise self._flushes.unavailable()
         known = known or await self._resources.tables.find(query.table)
+        known.check_has_rows()
         rules = self._rules.get(known.table.label, Rules())
         check(query.where, known.table, filterable=rules.filterable)
         request = query

@@ -50,7 +50,7 @@ from headwater.identity import Identity
 from headwater.log.signals import is_signals
 from headwater.model import Change, Position, Table, Transaction
 from headwater.protocol import Frame, ResetReason
-from headwater.queries.analysis.analyst import Analyst
+from headwater.queries.analysis.analyst import FEED_ONLY, Analyst
 from headwater.queries.analysis.statements import Read, Statement
 from headwater.queries.analysis.watches import Watches, concerns
 from headwater.queries.events import Events
@@ -706,6 +706,12 @@ def _merged(group: QueryGroup, outcome: ExecutionOutcome) -> Iterable[Read]:
 
 def _not_captured(group: QueryGroup) -> CaptureError:
     names = ", ".join(group.uncaptured)
+    if any(name.endswith(FEED_ONLY) for name in group.uncaptured):
+        return CaptureError(
+            f"query {group.query.name} reads {names}, whose rows are not stored",
+            hint="Follow the changes of a feed-only source with a change feed, or remove the source"
+            " and declare it without feed_only.",
+        )
     return CaptureError(
         f"query {group.query.name} reads {names}, whose changes are not captured",
         hint=f"Tables are captured with headwater enable {group.uncaptured[0]}; a query over"

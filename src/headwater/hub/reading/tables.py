@@ -17,7 +17,13 @@ import psycopg
 
 from headwater import limits
 from headwater.database import Connection, connect, translate
-from headwater.errors import CaptureError, DatabaseError, HeadwaterError, Unavailable
+from headwater.errors import (
+    CaptureError,
+    DatabaseError,
+    HeadwaterError,
+    InvalidQuery,
+    Unavailable,
+)
 from headwater.log.images import ImageDecoder
 from headwater.log.reconnect import is_lost
 from headwater.model import Column, Table, with_operators
@@ -46,6 +52,20 @@ class KnownTable:
     decode_key: ImageDecoder
     """For images with only the primary key."""
     wire: Wire
+    source: str | None = None
+    """The source that it is a mirror of."""
+    feed_only: bool = False
+    """Whether its rows are not stored: it has changes only."""
+
+    def check_has_rows(self) -> None:
+        """Raise InvalidQuery for the table of a feed-only source."""
+        if self.feed_only:
+            label = self.table.label
+            raise InvalidQuery(
+                f"table {label} has no rows: source {self.source} is feed only",
+                hint=f"Follow its changes: hw.changes({label!r}). To query it, remove the source"
+                " and declare it without feed_only.",
+            )
 
     @property
     def plain(self) -> bool:
@@ -205,6 +225,8 @@ class Tables:
         self,
         shape: int,
         secured: bool,
+        source: str | None,
+        feed_only: bool | None,
         oid: int,
         description: dict[str, Any] | None,
         image: str,
@@ -222,7 +244,9 @@ class Tables:
             table = Table(shape, *names, columns, key, oid, virtual)
             decoders = ImageDecoder(table), ImageDecoder(_key_part(table))
             self._shapes[shape] = KnownTable(table, image, secured, *decoders, Wire(table))
-        return replace(self._shapes[shape], secured=secured)
+        return replace(
+            self._shapes[shape], secured=secured, source=source, feed_only=bool(feed_only)
+        )
 
 
 def _away() -> Unavailable:
@@ -279,9 +303,11 @@ _LOOK_UP = """
             else c.relkind in ('r', 'p') and exists (
               select from pg_index i where i.indrelid = c.oid and i.indisprimary) end
     )
-    select name, captured, shape, relrowsecurity, relid::bigint,
-           case when shape <> all (%s::bigint[]) then headwater.describe(relid) end,
-           case when shape <> all (%s::bigint[]) then headwater.image('o', relid, relid) end,
-           case when shape <> all (%s::bigint[]) then headwater.operators(relid) end
-    from found
+    select f.name, captured, shape, relrowsecurity, m.source, s.feed_only, f.relid::bigint,
+           case when shape <> all (%s::bigint[]) then headwater.describe(f.relid) end,
+           case when shape <> all (%s::bigint[]) then headwater.image('o', f.relid, f.relid) end,
+           case when shape <> all (%s::bigint[]) then headwater.operators(f.relid) end
+    from found f
+    left join headwater.source_tables m on m.relid = f.relid
+    left join headwater.sources s on s.name = m.source
 """

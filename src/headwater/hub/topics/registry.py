@@ -154,6 +154,8 @@ class TopicRegistry(Part):
         """Look up its tables. Forbidden unless the role may read all of their rows."""
         for name in definition.tables:
             known = await self._learn(name, captured=name == definition.table)
+            if not definition.poke:
+                known.check_has_rows()
             _check_columns(definition, name, known)
             await check_own_reading(self._resources.tables, known)
             if not definition.trusted:

@@ -81,4 +81,6 @@ async def reading_session(
         waker = await stack.enter_async_context(Waker(url))
         connection = await connect(url, purpose="reader", options=options)
         stack.push_async_callback(connection.close)
-        yield connection, await LogReader.open(connection, wants), waker
+        reader = await LogReader.open(connection, wants, url=url)
+        stack.push_async_callback(reader.close)
+        yield connection, reader, waker

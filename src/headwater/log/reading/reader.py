@@ -4,36 +4,43 @@ One statement asks for the rows of all transactions that the position does not c
 own snapshot, which is the next position. Where that is more than a page, both positions are fixed,
 and `catch_up` reads the pages between them by number. The same pair always gives the same changes.
 
+Where tables are captured from the write-ahead log, the position is taken first, and the rows up to
+it are read when `headwater.log.complete` says that they are there.
+
 Which rows these are is decided in `headwater.log.between`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 from psycopg import errors
+from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from headwater.database import Connection
+from headwater.database import Connection, connect
 from headwater.errors import ResyncRequired
 from headwater.limits import LOG_TABLES_SECONDS
-from headwater.log import marks, reach
+from headwater.log import complete, marks, reach
 from headwater.log.between import (
     BETWEEN,
     BETWEEN_TESTED,
     SINCE,
+    UNTIL,
     parameters,
     since_ranges,
 )
+from headwater.log.reading.origins import find_origins
 from headwater.log.reading.rows import ROWS_AS_JSON, LogRow, Shapes, decode_rows
 from headwater.log.reading.slots import Slots
 from headwater.log.reading.transactions import PendingTransactions
-from headwater.model import Position, Table, Transaction
+from headwater.model import Origin, Position, Table, Transaction
 
 _LOG_PAGE_CHANGES = 50_000
 """Changes in one read. With more since the position, they are read page by page."""
@@ -61,7 +68,9 @@ class LogReader:
     """Reads the log over connections that its caller owns; remembers shapes and slots.
 
     `wants` leaves tables out before their images are decoded. Without it, only the tables of
-    Headwater itself are left out, such as signals.
+    Headwater itself are left out, such as signals. With `url`, it may also be used inside a
+    transaction where tables are captured from the WAL: it opens a second connection then, which
+    `close` ends.
     """
 
     def __init__(
@@ -70,38 +79,62 @@ class LogReader:
         installation: str,
         opened: Position,
         wants: Callable[[Table], bool] | None = None,
+        url: str | None = None,
     ) -> None:
         self.log = log
         self._opened = opened
         self._installation = installation.encode()
         self._shapes = Shapes(wants)
         self._slots = Slots()
+        self._url = url
+        self._second: Connection | None = None
+        self._waits = False
+        """Whether tables were captured from the WAL when this was last read."""
 
     @classmethod
     async def open(
-        cls, connection: Connection, wants: Callable[[Table], bool] | None = None
+        cls,
+        connection: Connection,
+        wants: Callable[[Table], bool] | None = None,
+        *,
+        url: str | None = None,
     ) -> LogReader:
         """A reader of the log in this database. The connection is for reading the log only."""
-        # Making a plan for each read would cost more than the read. The one plan must neither scan
-        # a slot that was empty when it was made, nor start workers for a handful of rows.
-        for setting in (
-            "plan_cache_mode = force_generic_plan",
-            "enable_seqscan = off",
-            "jit = off",
-            "max_parallel_workers_per_gather = 0",
-        ):
-            await connection.execute(f"set {setting}")
-        log, installation, snapshot = await _one(
+        await _prepare(connection)
+        log, installation, snapshot, waits = await _one(
             connection,
-            "select headwater.log_id(), id, pg_current_snapshot()::text"
+            "select headwater.log_id(), id, pg_current_snapshot()::text, wal_slot is not null"
             " from headwater.installation",
         )
-        return cls(log, installation, Position.of_snapshot(log, snapshot), wants)
+        reader = cls(log, installation, Position.of_snapshot(log, snapshot), wants, url)
+        reader._waits = waits
+        return reader
+
+    async def close(self) -> None:
+        """End the second connection, if there is one."""
+        second, self._second = self._second, None
+        if second is not None:
+            await second.close()
 
     async def now(self, connection: Connection) -> Position:
         """The present position."""
-        (snapshot,) = await _one(connection, "select pg_current_snapshot()::text")
-        return await self._marked(connection, Position.of_snapshot(self.log, snapshot))
+        snapshot, slot, written = await _one(connection, _NOW)
+        position = Position.of_snapshot(self.log, snapshot)
+        if not slot:
+            return await self._marked(connection, position)
+        outside = await self._outside(connection)
+        await complete.wait(outside, slot, written)
+        return await self._marked(outside, position)
+
+    async def _outside(self, connection: Connection) -> Connection:
+        """A connection that sees what is committed now: the same, unless it is in a transaction."""
+        if connection.info.transaction_status == TransactionStatus.IDLE:
+            return connection
+        if self._second is None or self._second.closed:
+            assert self._url is not None, "inside a transaction, a reader needs the URL"
+            self._second = await connect(self._url, purpose="reader")
+            await _prepare(self._second)
+        return self._second
 
     async def _marked(
         self, connection: Connection, position: Position, since: Position | None = None
@@ -121,6 +154,8 @@ class LogReader:
 
         In a repeatable-read transaction, that is the transaction's snapshot; otherwise now.
         """
+        if self._waits:
+            return await self._read_complete(connection, since)
         slots = await self._slots.holding(connection, since)
         try:
             cursor = await connection.execute(
@@ -131,14 +166,59 @@ class LogReader:
         except errors.ProgramLimitExceeded:
             # Fewer rows than a page, but larger than the server can send at once.
             return LogBatch((), await self.now(connection), 0, 0, has_changes=True, backlog=True)
-        answer = _values(cursor.pgresult, 8)
-        snapshot, floor, installation, retention, slot, written, flushed, page = answer
+        answer = _values(cursor.pgresult, 9)
+        snapshot, floor, installation, retention, slot, written, flushed, feed, page = answer
+        if feed:
+            self._waits = True
+            return await self._read_complete(connection, since)
+        position = Position.of_snapshot(self.log, snapshot.decode())
+        self._check(since, installation, floor)
+        if self._slots.must_repeat(retention, int(slot), position):
+            return await self.read(connection, since)
+        return await self._batch(connection, since, position, page, (int(written), int(flushed)))
+
+    async def _read_complete(self, connection: Connection, since: Position) -> LogBatch:
+        """The same where tables are captured from the WAL. The position is taken first; its rows
+        are read when they are there, in a newer snapshot."""
+        snapshot, feed, written = await _one(connection, _NOW)
+        if not feed:
+            self._waits = False
+            return await self.read(connection, since)
+        position = Position.of_snapshot(self.log, snapshot)
+        outside = await self._outside(connection)
+        if not since.covers(position):
+            await complete.wait(outside, feed, written)
+        while True:
+            slots = await self._slots.holding(outside, since)
+            values = {**parameters(since, position), "limit": _LOG_PAGE_CHANGES + 1}
+            try:
+                statement = _rows_since(slots, since_ranges(since), UNTIL)
+                cursor = await outside.execute(statement, values, prepare=True)
+            except errors.ProgramLimitExceeded:
+                position = await self._marked(outside, position, since)
+                return LogBatch((), position, 0, 0, has_changes=True, backlog=True)
+            answer = _values(cursor.pgresult, 9)
+            _, floor, installation, retention, slot, _, flushed, _, page = answer
+            self._check(since, installation, floor)
+            if not self._slots.must_repeat(retention, int(slot), position):
+                break
+        lsns = (int(written), max(int(written), int(flushed)))
+        return await self._batch(outside, since, position, page, lsns)
+
+    def _check(self, since: Position, installation: bytes, floor: bytes) -> None:
         if installation != self._installation:
             raise ResyncRequired("the log was given another name", hint=reach.READ_AGAIN)
         reach.check_floor(since, int(floor))
-        position = Position.of_snapshot(self.log, snapshot.decode())
-        if self._slots.must_repeat(retention, int(slot), position):
-            return await self.read(connection, since)
+
+    async def _batch(
+        self,
+        connection: Connection,
+        since: Position,
+        position: Position,
+        page: bytes,
+        lsns: tuple[int, int],
+    ) -> LogBatch:
+        """The rows of a read as a batch. `lsns` are how far the WAL was written and on disk."""
         rows = decode_rows(page)
         backlog = len(rows) > _LOG_PAGE_CHANGES
         # A position from before this connection may contain transactions that were only ended by a
@@ -150,11 +230,12 @@ class LogReader:
             mark = marks.mark_of_read(since, position, stamps)
             position = msgspec.structs.replace(position, mark=mark)
         await self._shapes.learn(connection, {row.shape for row in rows})
+        mirrored = set() if backlog else self._shapes.mirrored(rows)
+        origins = await find_origins(connection, mirrored)
         return LogBatch(
-            () if backlog else tuple(self._assemble(rows, since, position)),
+            () if backlog else tuple(self._assemble(rows, origins, since, position)),
             position,
-            int(written),
-            int(flushed),
+            *lsns,
             has_changes=bool(rows),
             backlog=backlog,
         )
@@ -185,15 +266,25 @@ class LogReader:
         a consumer that resumes from an earlier one begins at `since` again."""
         held: Transaction | None = None
         pending = PendingTransactions()
+        origins: dict[int, Origin] = {}
         async with aclosing(self._pages(connection, since, until)) as pages:
             async for rows, upto in pages:
                 await self._shapes.learn(connection, {row.shape for row in rows})
                 pending.add(self._shapes.wanted(rows))
-                finished = await _without_changes_beyond(connection, pending.xids(), upto)
+                new = self._shapes.mirrored(rows) - origins.keys()
+                origins |= await find_origins(connection, new)
+                xids = self._in_order(pending)
+                finished, others_end = await _without_changes_beyond(connection, xids, upto)
+                if self._waits and others_end is not None:
+                    # Not before a transaction that ended earlier, and was appended later.
+                    finished = [xid for xid in finished if pending.newest(xid) <= others_end]
                 for xid, ready, complete in pending.take_ready(finished):
                     if held is not None:
                         yield held
-                    held = Transaction(xid, self._shapes.changes(ready), since, complete)
+                    changes = self._shapes.changes(ready, origins)
+                    held = Transaction(xid, changes, since, complete)
+                    if complete:
+                        origins.pop(xid, None)
         if held is not None:
             yield Transaction(held.xid, held.changes, until)
 
@@ -225,26 +316,52 @@ class LogReader:
             await asyncio.gather(fetching, return_exceptions=True)
 
     def _assemble(
-        self, rows: list[LogRow], since: Position, position: Position
+        self,
+        rows: list[LogRow],
+        origins: Mapping[int, Origin],
+        since: Position,
+        position: Position,
     ) -> Iterator[Transaction]:
         """Whole transactions in the order of their last change."""
         pending = PendingTransactions()
         pending.add(self._shapes.wanted(rows))
-        order = pending.xids()
+        order = self._in_order(pending)
         for xid in order[:-1]:
-            yield Transaction(xid, self._shapes.changes(pending.take(xid)), since)
+            yield Transaction(xid, self._shapes.changes(pending.take(xid), origins), since)
         for xid in order[-1:]:
-            yield Transaction(xid, self._shapes.changes(pending.take(xid)), position)
+            yield Transaction(xid, self._shapes.changes(pending.take(xid), origins), position)
 
+    def _in_order(self, pending: PendingTransactions) -> list[int]:
+        """The transactions in an order in which they can have committed. With capture from the WAL,
+        rows of one transaction may be appended after rows that later ones wrote by triggers: there
+        the times decide, which are those of the commits."""
+        return pending.xids_by_time() if self._waits else pending.xids()
+
+
+async def _prepare(connection: Connection) -> None:
+    """Making a plan for each read would cost more than the read. The one plan must neither scan a
+    slot that was empty when it was made, nor start workers for a handful of rows."""
+    for setting in (
+        "plan_cache_mode = force_generic_plan",
+        "enable_seqscan = off",
+        "jit = off",
+        "max_parallel_workers_per_gather = 0",
+    ):
+        await connection.execute(f"set {setting}")
+
+
+_NOW = f"select pg_current_snapshot()::text, {complete.SLOT}, {complete.WRITTEN}"
 
 # After the rows: a slot that was emptied while it was read is noticed.
 _FLOOR = f"({reach.FLOOR} where page.rows is not null)"
 
 
 @lru_cache(maxsize=64)
-def _rows_since(slots: tuple[int, ...], ranges: tuple[str, ...]) -> str:
+def _rows_since(slots: tuple[int, ...], ranges: tuple[str, ...], until: str = "true") -> str:
     parts = " union all ".join(
-        f"select * from headwater.log_{slot} where {range_}" for slot in slots for range_ in ranges
+        f"select * from headwater.log_{slot} where {range_} and {until}"
+        for slot in slots
+        for range_ in ranges
     )
     return f"""
         with page as materialized (
@@ -254,7 +371,8 @@ def _rows_since(slots: tuple[int, ...], ranges: tuple[str, ...]) -> str:
         select pg_current_snapshot()::text, {_FLOOR},
                installation.id, installation.retention::text,
                headwater.slot_at(clock_timestamp()),
-               pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0', page.rows
+               pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0',
+               coalesce(installation.wal_slot, ''), page.rows
         from page cross join headwater.installation"""
 
 
@@ -284,15 +402,20 @@ async def _fetch_page(
     return page
 
 
-async def _without_changes_beyond(connection: Connection, xids: list[int], upto: int) -> list[int]:
-    """The transactions without rows after the pages read so far, in the same order."""
+async def _without_changes_beyond(
+    connection: Connection, xids: list[int], upto: int
+) -> tuple[list[int], datetime | None]:
+    """The transactions without rows after the pages read so far, in the same order; and when the
+    first of the others ends."""
     cursor = await connection.execute(
-        "select x.xid::text::bigint from unnest(%s::xid8[]) with ordinality x (xid, n)"
-        " where not exists (select from headwater.log l where l.xid = x.xid and l.seq > %s)"
+        "select x.xid::text::bigint, (select max(l.at) from headwater.log l"
+        " where l.xid = x.xid and l.seq > %s) from unnest(%s::xid8[]) with ordinality x (xid, n)"
         " order by x.n",
-        (list(map(str, xids)), upto),
+        (upto, list(map(str, xids))),
     )
-    return [row[0] for row in await cursor.fetchall()]
+    found = await cursor.fetchall()
+    ends = [at for _, at in found if at is not None]
+    return [xid for xid, at in found if at is None], min(ends, default=None)
 
 
 def _values(result: PGresult | None, count: int) -> list[bytes]:

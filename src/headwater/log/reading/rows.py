@@ -6,14 +6,14 @@ and key. `Shapes` reads each shape once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 import msgspec
 
 from headwater.database import Connection
 from headwater.log.images import ImageDecoder
-from headwater.model import NO_ACTOR, Actor, Change, Column, Op, Table
+from headwater.model import NO_ACTOR, Actor, Change, Column, Op, Origin, Table
 
 
 class LogRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -56,6 +56,7 @@ class Shapes:
     def __init__(self, wants: Callable[[Table], bool] | None = None) -> None:
         self._wants = wants
         self._known: dict[int, tuple[Table, ImageDecoder] | None] = {}
+        self._mirrors: set[int] = set()
 
     async def learn(self, connection: Connection, shapes: set[int]) -> None:
         """Read those of the shapes that are not known yet."""
@@ -63,15 +64,18 @@ class Shapes:
         if not unknown:
             return
         cursor = await connection.execute(
-            "select distinct on (id) id, relid, schema_name, table_name, columns, key"
-            " from headwater.shapes where id = any(%s)",
+            "select distinct on (id) id, relid, schema_name, table_name, columns, key,"
+            " exists (select from headwater.source_tables t where t.relid = s.relid)"
+            " from headwater.shapes s where id = any(%s)",
             (list(unknown),),
         )
-        for id_, oid, schema, name, columns, key in await cursor.fetchall():
+        for id_, oid, schema, name, columns, key, is_mirror in await cursor.fetchall():
             typed = msgspec.convert(columns, tuple[Column, ...])
             table = Table(id_, schema, name, typed, tuple(key), oid)
             wanted = not table.is_system if self._wants is None else self._wants(table)
             self._known[id_] = (table, ImageDecoder(table)) if wanted else None
+            if wanted and is_mirror:
+                self._mirrors.add(id_)
 
     def tables(self, shapes: Iterable[int]) -> list[Table]:
         """The tables of known shapes, without those that the reader does not want."""
@@ -81,13 +85,28 @@ class Shapes:
         """The rows of tables that the reader wants; their shapes are known."""
         return (row for row in rows if self._known[row.shape] is not None)
 
-    def changes(self, rows: Iterable[LogRow]) -> tuple[Change, ...]:
-        """The rows decoded, without those of tables that the reader does not want."""
+    def mirrored(self, rows: Iterable[LogRow]) -> set[int]:
+        """The transactions that changed mirrors of sources; the shapes of the rows are known."""
+        mirrors = self._mirrors
+        return {row.xid for row in rows if row.shape in mirrors} if mirrors else set()
+
+    def changes(self, rows: Iterable[LogRow], origins: Mapping[int, Origin]) -> tuple[Change, ...]:
+        """The rows decoded, without those of tables that the reader does not want. `origins` are
+        those of the transactions in `mirrored`."""
         known = self._known
-        return tuple(_change(row, *shape) for row in rows if (shape := known[row.shape]))
+        if not origins:
+            return tuple(_change(row, *shape) for row in rows if (shape := known[row.shape]))
+        mirrors = self._mirrors
+        return tuple(
+            _change(row, *shape, origins.get(row.xid) if row.shape in mirrors else None)
+            for row in rows
+            if (shape := known[row.shape])
+        )
 
 
-def _change(row: LogRow, table: Table, decode: ImageDecoder) -> Change:
+def _change(
+    row: LogRow, table: Table, decode: ImageDecoder, origin: Origin | None = None
+) -> Change:
     before = None if row.before is None else decode(row.before)
     after = None if row.after is None else decode(row.after)
     image = after if after is not None else before
@@ -104,4 +123,5 @@ def _change(row: LogRow, table: Table, decode: ImageDecoder) -> Change:
         NO_ACTOR
         if anonymous
         else Actor(row.user_id or None, row.function_name or None, row.trace_id or None),
+        origin,
     )

@@ -1,4 +1,4 @@
-"""The Delta table `audit`: changes counted by day, user, table, operation and function.
+"""The Delta table `audit`: changes counted by day, user, table, operation, function and source.
 
 The driver counts each batch once, from its rows or its Parquet files. The counts are appended in a
 commit of their own with the number of the batch, after the commit of the events. A repeated batch
@@ -39,26 +39,28 @@ AUDIT = pa.schema(
         pa.field("table", pa.string(), nullable=False),
         pa.field("operation", pa.string(), nullable=False),
         pa.field("function", pa.string()),
+        pa.field("source", pa.string()),
         pa.field("changes", pa.int64(), nullable=False),
         pa.field("first_at", _UTC, nullable=False),
         pa.field("last_at", _UTC, nullable=False),
     ]
 )
-"""`user` and `function` are NULL for changes whose writer did not set them."""
+"""`user` and `function` are NULL for changes whose writer did not set them, `source` for changes
+that did not come from a source."""
 
-BY = ("day", "user", "table", "operation", "function")
+BY = ("day", "user", "table", "operation", "function", "source")
 """What changes can be counted by."""
 
 
 # ------------------------------------------------------------------------ the contents of a batch
 
 NEEDED = (
-    "relation", "shape", "schema_name", "table_name", "op", "user_id", "function_name", "xid",
-    "committed_at",
+    "relation", "shape", "schema_name", "table_name", "op", "user_id", "function_name",
+    "source", "xid", "committed_at",
 )  # fmt: skip
 """The columns of events that are counted."""
 
-_GROUPS = NEEDED[:7]
+_GROUPS = NEEDED[:8]
 _TOTALS = {
     "changes": ("changes", "sum"),
     "first_at": ("first_at", "min"),
@@ -185,10 +187,13 @@ def _scattered(table: DeltaTable) -> list[tuple[date, str]]:
 
 
 def _lines(path: str, name: str, day: date) -> pa.Table:
-    """A file of the table. Files are read one by one: a data set of hundreds is far slower."""
+    """A file of the table. Files are read one by one: a data set of hundreds is far slower. Those
+    of an earlier release have no `source`."""
     place = FileLocation.of(path)
     with pq.ParquetFile(place.below(name), filesystem=place.system) as file:
         rows = file.read()
+    if "source" not in rows.column_names:
+        rows = rows.append_column("source", pa.nulls(rows.num_rows, pa.string()))
     days = pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows)
     return rows.append_column("day", days).select(AUDIT.names).cast(AUDIT)
 
@@ -210,6 +215,7 @@ def roll_up(events: DataFrame) -> DataFrame:
             label.alias("table"),
             f.col("op").alias("operation"),
             f.col("function_name").alias("function"),
+            f.col("source"),
         )
         .agg(
             f.count("*").alias("changes"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
@@ -35,11 +35,17 @@ STAGE = "_stage"
 
 
 def create(path: str, schema: pa.Schema, partition_by: Sequence[str] = ()) -> DeltaTable:
-    """The table at the path; created if it does not exist."""
+    """The table at the path; created if it does not exist. Columns that one of an earlier release
+    lacks are added; they are NULL in its rows."""
     place = FileLocation.of(path)
     if place.is_local:
         make_folders(Path(place.base))
-    return DeltaTable.create(path, schema, mode="ignore", partition_by=list(partition_by))
+    table = DeltaTable.create(path, schema, mode="ignore", partition_by=list(partition_by))
+    present = {field.name for field in table.schema().fields}
+    missing = [field for field in Schema.from_arrow(schema).fields if field.name not in present]
+    if missing:
+        table.alter.add_columns(missing, commit_properties=carrying(table))
+    return table
 
 
 def open_table(path: str, version: int | None = None) -> DeltaTable | None:

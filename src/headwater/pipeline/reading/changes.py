@@ -20,7 +20,7 @@ import msgspec
 from headwater.errors import ResyncRequired
 from headwater.limits import TRANSACTION_PART_CHANGES
 from headwater.log.images import ImageDecoder
-from headwater.model import NO_ACTOR, Actor, Change, Op, Position, Table, Transaction
+from headwater.model import NO_ACTOR, Actor, Change, Op, Origin, Position, Table, Transaction
 from headwater.pipeline.lake.moments import Moment, contained
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class StoredChange(msgspec.Struct, frozen=True, gc=False):
     before: str | None
     after: str | None
     actor: Actor
+    origin: Origin | None = None
 
 
 class ChangeGroup(msgspec.Struct, frozen=True):
@@ -162,7 +163,16 @@ class ChangeRange(msgspec.Struct, frozen=True):
         row = after if after is not None else before
         key = () if row is None else table.key_of(row)
         return Change(
-            event.seq, event.xid, event.at, table, event.op, key, before, after, event.actor
+            event.seq,
+            event.xid,
+            event.at,
+            table,
+            event.op,
+            key,
+            before,
+            after,
+            event.actor,
+            event.origin,
         )
 
 
@@ -227,11 +237,30 @@ def _parts(rows: Iterable[Any]) -> Iterator[ChangeGroup]:
 
 def _event(row: Any) -> StoredChange:
     who = row["user_id"], row["function_name"], row["trace_id"]
-    at = _EPOCH + timedelta(microseconds=row["micros"])
     actor = Actor(*who) if any(who) else NO_ACTOR
     return StoredChange(
-        row["seq"], row["xid"], at, row["shape"], row["op"], row["before"], row["after"], actor
+        row["seq"],
+        row["xid"],
+        _moment(row["micros"]),
+        row["shape"],
+        row["op"],
+        row["before"],
+        row["after"],
+        actor,
+        _origin(row),
     )
+
+
+def _origin(row: Any) -> Origin | None:
+    if row["source"] is None:
+        return None
+    committed = row["source_micros"]
+    at = None if committed is None else _moment(committed)
+    return Origin(row["source"], row["source_position"], at)
+
+
+def _moment(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
 
 
 def known(tables: Mapping[int, Table], shape: int) -> Table:

@@ -40,6 +40,9 @@ VERSIONS = pa.schema(
         pa.field("before", pa.string()),
         pa.field("after", pa.string()),
         pa.field("shape", pa.int64()),
+        pa.field("source", pa.string()),
+        pa.field("source_position", pa.string()),
+        pa.field("source_committed_at", _UTC),
         pa.field("changed", pa.list_(pa.field("element", pa.string()))),
     ]
 )
@@ -53,7 +56,7 @@ def own(events: DataFrame, key: str) -> DataFrame:
     return events.filter((f.col("key") == key) | (f.col("op") == "truncate")).select(
         *(f.col(name) for name in ("relation", "seq", "xid", "op")),
         f.col("committed_at").alias("valid_from"),
-        *(f.col(name) for name in VERSIONS.names[5:11]),
+        *(f.col(name) for name in VERSIONS.names[5:-1]),
     )
 
 

@@ -5,7 +5,7 @@
 <root>/snapshots/list/  the snapshots, each with its position
 <root>/shapes/          the columns and keys that tables had, by shape id
 <root>/gaps/            the changes that the lake lacks
-<root>/audit/           changes counted by day, user, table, operation and function
+<root>/audit/           changes counted by day, user, table, operation, function and source
 <root>/_checkpoints/<name>/  the checkpoint of each stream
 <root>/_lock            locked by the pipeline that writes pinned
 <root>/_retention       the first day with every event, where older ones were removed
@@ -436,7 +436,9 @@ class Lake:
         relation = pinned._relation(known, table, end)
         tables = {shape.table.id: shape.table for shape in known if shape.table.oid == relation}
         events = pinned._own(relation, since, until)
-        rows = events.selectExpr("*", "unix_micros(at) as micros")
+        rows = events.selectExpr(
+            "*", "unix_micros(at) as micros", "unix_micros(source_committed_at) as source_micros"
+        )
         return changes_.change_range(rows, tables, begin, end, after)
 
     def _check_complete(self, since: Moment | None, until: Moment | None) -> None:

@@ -20,7 +20,7 @@ import psycopg
 from headwater import limits
 from headwater.database import connect_blocking, translate
 from headwater.errors import ConfigError, ResyncRequired
-from headwater.log import marks, reach
+from headwater.log import complete, marks, reach
 from headwater.log.between import BETWEEN, parameters
 from headwater.model import Position
 from headwater.pipeline.stream.offsets import Offset, Range, range_between
@@ -77,9 +77,12 @@ class Planner:
         return self._marked(self._now())
 
     def _now(self) -> Position:
-        log, snapshot, written, flushed = self._one(_NOW)
+        log, snapshot, written, flushed, slot = self._one(_NOW)
         if flushed < written:
             self._one(_FLUSH)
+        if slot:
+            version = self._connected().info.server_version
+            complete.wait_blocking(self._maybe, slot, written, version)
         return Position.of_snapshot(log, snapshot)
 
     def _marked(self, position: Position, since: Position | None = None) -> Position:
@@ -103,6 +106,7 @@ class Planner:
         """A position before every transaction of that time or later, and before few others.
         ResyncRequired if the log does not reach back that far."""
         held = self._beginning()
+        self._now()  # the log has every transaction that has committed by then
         commit = "pg_xact_commit_timestamp(xid::xid)" if self.has_commit_times() else "null"
         first, present, reaches = self._one(_FIRST_SINCE.format(commit=commit), {"moment": moment})
         if held.xmin > 1 and not reaches:
@@ -225,6 +229,7 @@ class Planner:
             pair.slots,
             not_before=None if not_before is None else not_before.isoformat(),
             before=None if before is None else before.isoformat(),
+            origins=self.has_origins(),
         )
         return [
             msgspec.structs.replace(
@@ -256,6 +261,12 @@ class Planner:
         (setting,) = self._one("select current_setting('track_commit_timestamp')")
         return bool(setting == "on")
 
+    def has_origins(self) -> bool:
+        """Whether a source has applied transactions here. The schema may be of an earlier release,
+        which knew no sources."""
+        (known,) = self._one(_KNOWS_ORIGINS)
+        return bool(known and self._one(_HAS_ORIGINS)[0])
+
     # -------------------------------------------------------------------- the connection
 
     def close(self) -> None:
@@ -277,6 +288,11 @@ class Planner:
     def _one(self, statement: str, values: dict[str, Any] | None = None) -> tuple[Any, ...]:
         (row,) = self._all(statement, values)
         return row
+
+    def _maybe(
+        self, statement: str, values: dict[str, Any] | None = None
+    ) -> tuple[Any, ...] | None:
+        return next(iter(self._all(statement, values)), None)
 
     def _all(self, statement: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """The rows. A lost connection is made again until the patience ends; where there was none
@@ -306,7 +322,8 @@ def _split(first: int, last: int) -> list[tuple[int, int]]:
 
 _NOW = """
     select headwater.log_id(), pg_current_snapshot()::text,
-           pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0'
+           pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0',
+           coalesce((select wal_slot from headwater.installation), '')
 """
 
 # A commit that waits for its WAL to be on disk waits for all WAL before it.
@@ -345,6 +362,12 @@ _NEXT = f"""
     select min(seq) from headwater.log
     where slot = any(%(slots)s::smallint[]) and seq > %(after)s and {BETWEEN}
 """
+
+_KNOWS_ORIGINS = """
+    select has_table_privilege(to_regclass('headwater.source_transactions'), 'select')
+"""
+
+_HAS_ORIGINS = "select exists (select from headwater.source_transactions)"
 
 _RELATION = """
     select distinct relid::bigint from headwater.shapes

@@ -55,9 +55,13 @@ EVENTS = pa.schema(
         pa.field("user_id", pa.string()),
         pa.field("function_name", pa.string()),
         pa.field("trace_id", pa.string()),
+        pa.field("source", pa.string()),
+        pa.field("source_position", pa.string()),
+        pa.field("source_committed_at", _UTC),
     ]
 )
-"""A change in the pipeline: one row of the log, with the time of its transaction."""
+"""A change in the pipeline: one row of the log, with the time of its transaction. The last three
+say where a mirrored change came from."""
 
 RESNAPSHOT = "Begin again with another checkpoint, from since=now or since=beginning."
 """The hint for a position that the log no longer reaches back to."""
@@ -68,7 +72,7 @@ class LogSlice(msgspec.Struct, frozen=True):
 
     `slots` are the partitions of the log that hold them (none for all). `whole` says that no
     transaction of the part has changes after it. `not_before` and `before` bound the times of
-    transactions.
+    transactions. `origins` says that a source has applied transactions here.
     """
 
     url: str
@@ -79,6 +83,7 @@ class LogSlice(msgspec.Struct, frozen=True):
     whole: bool = False
     not_before: str | None = None
     before: str | None = None
+    origins: bool = False
 
 
 def read(part: LogSlice, owner: str = "") -> Iterator[pa.RecordBatch]:
@@ -183,16 +188,18 @@ def forget(url: str, owner: str = "") -> None:
 def statement(part: LogSlice) -> str:
     """The query for a part. It has no text from outside: only numbers, times and positions."""
     names = [name for name in EVENTS.names if name != "position"]
-    columns = ", ".join(f"{_FIELDS.get(name, f'r.{name}')} as {name}" for name in names)
+    fields = _FIELDS | (_ORIGIN if part.origins else _NO_ORIGIN)
+    columns = ", ".join(f"{fields.get(name, f'r.{name}')} as {name}" for name in names)
     return f"""
         with shapes as materialized (
           select distinct on (id) *, to_json(key[1])::text as name
           from headwater.shapes {_of_relations("where relid", part)} order by id
         ), rows as materialized (
           select * from headwater.log where {" and ".join(_conditions(part))}
-        ), times as materialized ({_times(part)})
+        ), times as materialized ({_times(part)}){_ORIGINS if part.origins else ""}
         select {columns}
         from rows r join shapes s on s.id = r.shape join times t on t.xid = r.xid
+        {"left join origins o on o.xid = r.xid" if part.origins else ""}
         where {" and ".join(_in_time(part))}
         order by r.seq"""
 
@@ -277,6 +284,25 @@ def _in_time(part: LogSlice) -> list[str]:
     bounds = [("t.at >=", part.not_before), ("t.at <", part.before)]
     return [f"{test} '{time}'::timestamptz" for test, time in bounds if time] or ["true"]
 
+
+# The bounds are for the index, also where the planner expects to need most of the table.
+_ORIGINS = """, origins as materialized (
+          select o.* from headwater.source_transactions o
+          where o.xid >= (select min(xid) from times) and o.xid <= (select max(xid) from times)
+            and o.xid in (select xid from times)
+        )"""
+
+_ORIGIN = {
+    "source": "o.source",
+    "source_position": "o.position",
+    "source_committed_at": "o.committed_at",
+}
+
+_NO_ORIGIN = {
+    "source": "null::text",
+    "source_position": "null::text",
+    "source_committed_at": "null::timestamptz",
+}
 
 _IMAGE = "coalesce(r.after, r.before)"
 

@@ -352,7 +352,7 @@ def _analysis(statement: Statement, found: Reads) -> Analysis:
             continue
         why = _why_uncaptured(relation, use, found)
         if why is not None:
-            uncaptured[relation.label] = None
+            uncaptured[relation.label + FEED_ONLY * relation.feed_only] = None
             notes.append(why)
         for root in relation.roots:
             reads.setdefault(root, []).append((relation, use))
@@ -366,6 +366,9 @@ def _analysis(statement: Statement, found: Reads) -> Analysis:
         tables=tuple(sorted(tables, key=lambda read: read.table.label)),
     )
 
+
+FEED_ONLY = " (feed only)"
+"""Follows the name of a table whose rows are not stored."""
 
 _KINDS = {
     "m": "a materialized view; it changes when it is refreshed",
@@ -382,6 +385,8 @@ def _why_uncaptured(relation: Relation, use: Use, found: Reads) -> str | None:
         return f"{label} is {_KINDS[relation.kind]}"
     if relation.temporary:
         return f"{label} is a temporary table: its changes are not captured"
+    if relation.feed_only:
+        return f"{label} has no rows: its source is feed only, and a change feed has its changes"
     if not relation.captured:
         return f"{label} is not enabled: its changes are not captured (headwater enable {label})"
     captured = {c.name for root in relation.roots for c in found.tables[root].columns}

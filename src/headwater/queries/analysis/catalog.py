@@ -68,7 +68,8 @@ class Use:
 
 class Relation(msgspec.Struct, frozen=True):
     """A relation as the catalog has it. `roots` are the enabled tables its changes are logged
-    under, and `captured` says that all of them are."""
+    under, and `captured` says that all of them are. `feed_only` means that its rows are not
+    stored: a source sends only changes of it."""
 
     oid: int
     schema: str
@@ -82,6 +83,7 @@ class Relation(msgspec.Struct, frozen=True):
     have equal images."""
     roots: tuple[int, ...]
     captured: bool
+    feed_only: bool
 
     @property
     def is_read(self) -> bool:
@@ -506,11 +508,12 @@ _WRITES = re.compile(r":commandType [2-7]|:hasModifyingCTE true")
 def _relation(
     oid: int, schema: str, name: str, kind: str, persistence: str, columns: dict[str, str] | None,
     generated: list[int], recast: list[int], roots: list[int], captured: bool,
+    feed_only: bool,
 ) -> Relation:  # fmt: skip
     numbered = {int(number): column for number, column in (columns or {}).items()}
     special, above = (frozenset(generated), frozenset(recast)), tuple(roots)
-    is_temporary = persistence == "t"
-    return Relation(oid, schema, name, kind, is_temporary, numbered, *special, above, captured)
+    names, is_temporary = (schema, name, kind), persistence == "t"
+    return Relation(oid, *names, is_temporary, numbered, *special, above, captured, feed_only)
 
 
 def _oids(pattern: re.Pattern[str], tree: str) -> set[int]:

@@ -123,7 +123,7 @@ RELATIONS = f"""
                  join pg_catalog.pg_cast k
                    on k.castsource = a.atttypid and k.casttarget = 'json'::regtype
                  where a.attrelid = c.oid and a.attnum > 0 and k.oid >= {FIRST_OF_USERS}),
-           logged.roots, logged.captured,
+           logged.roots, logged.captured, logged.feed_only,
            case when c.relkind = 'v' then pg_catalog.pg_get_userbyid(c.relowner)::text end
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace

@@ -72,6 +72,9 @@ LOGGED = """
         select t.relid from headwater.tables t where t.enabled and t.relid in (select oid from up)
       )
       select exists (select from above) as captured,
+             exists (select from headwater.source_tables m
+                     join headwater.sources s on s.name = m.source and s.feed_only
+                     where m.relid = c.oid) as feed_only,
              array(
                select relid::bigint from above
                union
@@ -86,6 +89,7 @@ LOGGED = """
 _RELATIONS = f"""
     select c.oid::text, md5(concat_ws(' ',
       c.xmin, n.xmin, c.relname, c.relkind, c.relrowsecurity, logged.roots, logged.captured,
+      logged.feed_only,
       (select string_agg(
          concat_ws('/', a.attnum, a.attname, a.atttypid, a.attisdropped, a.attacl), ' '
          order by a.attnum)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, TypeAlias
 
+import msgspec
 import psycopg
 from opentelemetry import trace
 from psycopg import errors
@@ -33,11 +34,12 @@ def role_settings(identity: Identity) -> list[Setting]:
 
 def actor_settings(identity: Identity, function: str, trace_id: str) -> list[Setting]:
     """The settings that capture writes into the log."""
-    return [
-        ("headwater.user_id", identity.user or ""),
-        ("headwater.function_name", function),
-        ("headwater.trace_id", trace_id),
-    ]
+    return [(_USER, identity.user or ""), (_FUNCTION, function), (_TRACE, trace_id)]
+
+
+_USER, _FUNCTION, _TRACE = (
+    f"headwater.{name}" for name in ("user_id", "function_name", "trace_id")
+)
 
 
 _MILLISECONDS_MAX = 2**31 - 1
@@ -126,6 +128,12 @@ async def set_settings(connection: Connection, settings: Sequence[Setting]) -> N
     if settings:
         calls = ", ".join("pg_catalog.set_config(%s, %s, true)" for _ in settings)
         values = [text for setting in settings for text in setting]
+        if any(name == _FUNCTION for name, _ in settings):
+            # For tables that are captured from the WAL, which has no settings.
+            found = dict(settings)
+            actor = [found.get(name) or None for name in (_USER, _FUNCTION, _TRACE)]
+            calls = f"headwater.say_actor(%s), {calls}"
+            values.insert(0, msgspec.json.encode(actor).decode())
         await connection.execute(f"select {calls}".encode(), values)
 
 

@@ -137,7 +137,7 @@ class MysqlDriver:
     can = frozenset(
         {
             "transactions", "interleave", "rekey", "truncate", "ddl", "lose_position", "restart",
-            "names",
+            "names", "keyless",
         }
     )  # fmt: skip
 
@@ -156,6 +156,18 @@ class MysqlDriver:
                 yield driver
             finally:
                 await driver.close()
+
+    async def create_keyless_table(self, name: str) -> None:
+        await asyncio.to_thread(
+            self.server.run, f"create table {quoted(name)} (a int)", database=self.database
+        )
+
+    async def allow_filter(self, table: str, column: str) -> None:
+        """A predicate needs nothing: the runner decides it."""
+
+    async def leftovers(self) -> list[str]:
+        """Capture makes nothing in a MySQL database."""
+        return []
 
     def definition(self, *tables: str, **options: Any) -> SourceDefinition:
         fields: dict[str, Any] = {

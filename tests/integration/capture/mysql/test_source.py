@@ -500,6 +500,17 @@ async def test_failover_by_gtid(driver: MysqlDriver) -> None:
             assert [c.after for p in transactions(items) for c in p.changes] == [[("5",)]]
 
 
+async def test_estimate(driver: MysqlDriver) -> None:
+    """For the bar of a copy. The engine's own estimate is not exact."""
+    await _orders(driver)
+    await driver.execute(
+        "insert into orders select seq, 1, null from seq_1_to_5000", "analyze table orders"
+    )
+    async with opened(driver.definition("orders")) as source:
+        (table,) = await source.tables()
+        assert 2_500 < (await source.estimate(table) or 0) < 10_000
+
+
 async def test_health(driver: MysqlDriver) -> None:
     await _orders(driver)
     async with opened(driver.definition("orders")) as source:

@@ -1,0 +1,58 @@
+"""Checks a source: before it is added, and when people ask what is wrong with it. It changes
+nothing, neither at the source nor here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from headwater.capture.kinds import open_source
+from headwater.capture.source import Problem, Source, SourceDefinition, SourceTable
+from headwater.errors import PositionLost, SourceError
+from headwater.limits import SOURCE_CHECK_SECONDS
+
+
+class CheckedSource(msgspec.Struct, frozen=True):
+    """What is wrong with a source, and its tables if nothing prevents that they are mirrored."""
+
+    problems: tuple[Problem, ...]
+    tables: tuple[SourceTable, ...] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a problem prevents that it is captured."""
+        return any(not problem.warning for problem in self.problems)
+
+
+async def check_source(definition: SourceDefinition) -> CheckedSource:
+    """Check a source. ConfigError if its driver is not installed or its environment is not
+    complete."""
+    source = open_source(definition)
+    try:
+        async with asyncio.timeout(SOURCE_CHECK_SECONDS):
+            return await _checked(source)
+    except TimeoutError:
+        return CheckedSource((_silent(),))
+    except PositionLost:
+        raise
+    except SourceError as error:
+        return CheckedSource((Problem(str(error), error.hint or ""),))
+    finally:
+        await source.close()
+
+
+async def _checked(source: Source) -> CheckedSource:
+    problems = tuple(await source.check())
+    found = CheckedSource(problems)
+    if found.is_refused:
+        return found
+    return CheckedSource(problems, tuple(await source.tables()))
+
+
+def _silent() -> Problem:
+    return Problem(
+        f"the source did not answer in {SOURCE_CHECK_SECONDS:.0f} seconds",
+        "Check its host and port, and that a firewall lets this machine connect.",
+    )

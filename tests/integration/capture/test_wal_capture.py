@@ -1,0 +1,425 @@
+"""Capture from the WAL: enabling, changing the way of capture, DDL, partitions, a runner that is
+not there, a slot that is lost, and what is left behind: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from headwater import Headwater, limits
+from headwater.admin.status import wal_capture_status
+from headwater.capture.postgres import doctor, schema, triggers
+from headwater.capture.postgres.wal.append import WalCapture
+from headwater.capture.postgres.wal.append.process import WalCaptureProcess
+from headwater.database import Connection, connect
+from headwater.errors import ConfigError, DatabaseError, HeadwaterError
+from headwater.log import maintenance
+from tests.support.log_probe import LogProbe, enable, probing, rows, run
+from tests.support.wal_capture import capturing, enable_wal, ends
+
+ORDERS = "create table orders (id int primary key, n int, note text)"
+
+
+@asynccontextmanager
+async def captured(url: str, connection: Connection, *names: str) -> AsyncIterator[LogProbe]:
+    """Tables that are captured from the WAL, a runner, and a probe of the log."""
+    await enable_wal(connection, *names)
+    async with capturing(url), probing(url) as probe:
+        yield probe
+
+
+async def test_changes_have_the_writers_transaction_and_commit_time(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders") as probe:
+        await run(connection, "begin; insert into orders values (1, 1, 'a')")
+        ((xid,),) = await rows(connection, "select pg_current_xact_id()::text::bigint")
+        await run(connection, "update orders set n = 2; commit")
+        (transaction,) = await probe.transactions()
+        assert [change.op for change in transaction.changes] == ["insert", "update"]
+        assert {change.xid for change in transaction.changes} == {xid}
+        ((at,),) = await rows(connection, f"select pg_xact_commit_timestamp('{xid}'::xid)")
+        assert transaction.at == at
+
+
+async def test_a_message_says_who_writes(url: str, connection: Connection) -> None:
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders") as probe:
+        await run(
+            connection,
+            "begin; select headwater.set_actor('ada', 'ship', 'trace-1');"
+            " insert into orders values (1); commit",
+            "begin; select pg_logical_emit_message(true, 'headwater.actor', 'nothing');"
+            " insert into orders values (2); commit",
+        )
+        first, second = await probe.changes()
+        assert (first.actor.user_id, first.actor.function_name) == ("ada", "ship")
+        assert first.actor.trace_id == "trace-1"
+        assert second.actor.user_id is None
+
+
+async def test_a_mutation_is_named_as_the_writer(url: str, connection: Connection) -> None:
+    await run(connection, ORDERS)
+    hw = Headwater(url)
+    hw.table("orders", capture="wal")
+
+    @hw.mutation
+    async def ship(ctx: Any) -> None:
+        await ctx.execute("insert into orders values (1)")
+
+    async with hw, probing(url) as probe:
+        await ship()
+        (change,) = await probe.changes()
+        assert change.actor.function_name == "ship"
+        assert change.actor.trace_id
+        await hw.disable("orders")
+
+
+async def test_changing_the_way_of_capture_is_a_reset_and_loses_nothing(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, ORDERS)
+    await enable(connection, "orders")
+    async with capturing(url), probing(url) as probe:
+        await run(connection, "insert into orders values (1)")
+        await triggers.enable(connection, "orders", "wal")
+        assert await rows(connection, "select from pg_trigger where not tgisinternal") == []
+        await _running(connection)
+        await run(connection, "insert into orders values (2)")
+        await triggers.enable(connection, "orders")  # stays as it is
+        await triggers.enable(connection, "orders", "trigger")
+        await run(connection, "insert into orders values (3)")
+        assert await probe.story() == [
+            ("insert", 1), ("reset",), ("insert", 2), ("reset",), ("insert", 3),
+        ]  # fmt: skip
+        assert await ends(connection)
+        assert await probe.story() == []
+
+
+async def test_disabling_the_last_table_leaves_nothing_behind(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, ORDERS, "create table lines (id int primary key)")
+    await run(connection, "alter table lines replica identity nothing")
+    async with captured(url, connection, "orders", "lines") as probe:
+        await run(connection, "insert into orders values (1)")
+        await triggers.disable(connection, "orders")
+        await run(connection, "insert into orders values (2)", "insert into lines values (1)")
+        assert await probe.story() == [("insert", 1), ("reset",), ("insert", 1)]
+        await triggers.disable(connection, "lines")
+        assert await ends(connection)
+        assert await probe.story() == [("reset",)]
+    assert await rows(connection, "select from pg_publication") == []
+    identities = "select relname, relreplident from pg_class where relname in ('orders', 'lines')"
+    assert dict(await rows(connection, identities)) == {"orders": "d", "lines": "n"}
+    assert (await triggers.list_tables(connection))[0].capture == "trigger"
+
+
+async def test_disabling_without_a_runner_drops_the_slot(url: str, connection: Connection) -> None:
+    await run(connection, ORDERS)
+    await enable_wal(connection, "orders")
+    await run(connection, "insert into orders values (1)")
+    await triggers.disable(connection, "orders")
+    assert await rows(connection, "select from pg_replication_slots") == []
+    async with probing(url) as probe:
+        assert await probe.story() == []
+
+
+async def test_uninstalling_drops_the_slot_and_restores_the_tables(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders"):
+        assert await schema.uninstall(connection)
+        assert await rows(connection, "select from pg_replication_slots") == []
+        assert await rows(connection, "select from pg_publication") == []
+
+
+async def test_partitions_and_children_are_captured_with_their_table(
+    url: str, connection: Connection
+) -> None:
+    await run(
+        connection,
+        "create table parts (id int primary key, n int) partition by range (id)",
+        "create table parts_1 partition of parts for values from (0) to (10)",
+        "create table parts_2 (n int, id int not null)",
+        "alter table parts attach partition parts_2 for values from (10) to (20)",
+        "create table parents (id int primary key, n int)",
+        "create table children (more text, primary key (id)) inherits (parents)",
+    )
+    async with captured(url, connection, "parts", "parents") as probe:
+        await run(
+            connection,
+            "insert into parts values (1, 1), (11, 2)",
+            "update parts set n = 3",
+            "update parts set id = 12 where id = 1",
+            "insert into children values (1, 1, 'x')",
+        )
+        assert await probe.story() == [
+            ("insert", 1), ("insert", 11), ("update", 1), ("update", 11), ("delete", 1),
+            ("insert", 12), ("insert", 1),
+        ]  # fmt: skip
+        await run(connection, "truncate parts_1", "truncate parts", "truncate only parents")
+        assert await probe.story() == [("reset",), ("truncate",), ("reset",)]
+        await run(
+            connection,
+            "create table parts_3 partition of parts for values from (20) to (30)",
+            "insert into parts values (21, 1)",
+            "update parts set n = 2 where id = 21",  # the row before it is not in the WAL
+        )
+        assert [op for op, *_ in await probe.story()] == ["reset", "insert", "reset"]
+        await maintenance.once(connection)
+        await probe.story()
+        await run(connection, "update parts set n = 3 where id = 21")
+        assert await probe.story() == [("update", 21)]
+
+
+DDL = (
+    "alter table orders add column more int",
+    "alter table orders add column more int default 7",
+    "alter table orders alter column n type bigint using n * 1000",
+    "alter table orders drop column note",
+    "alter table orders rename column note to text",
+)
+
+
+@pytest.mark.parametrize("statement", DDL)
+@pytest.mark.parametrize("runs", [True, False])
+async def test_rows_after_ddl_have_the_new_shape_or_follow_a_reset(
+    url: str, connection: Connection, statement: str, runs: bool
+) -> None:
+    """Where the runner did not run, it meets changes from before the DDL when the catalog is
+    already ahead of them."""
+    await run(connection, ORDERS)
+    await enable_wal(connection, "orders")
+    async with probing_while(url, runs=True) as probe:
+        await run(connection, "insert into orders values (1, 1, 'a')")
+        assert await probe.story() == [("insert", 1)]
+    async with probing_while(url, runs=runs) as probe:
+        await run(connection, "update orders set n = 2")
+        changes = await probe.changes() if runs else []
+        await run(connection, statement, "update orders set n = 3")
+        async with capturing(url):
+            changes += await probe.changes()
+    last = changes[-1]
+    assert last.op == "update"
+    resets = [change for change in changes if change.op == "reset"]
+    rewrites = "default 7" in statement or "using" in statement
+    assert bool(resets) == (rewrites or not runs)
+    (true,) = await rows(connection, "select row_to_json(o) from orders o")
+    assert last.after == true[0]
+
+
+@asynccontextmanager
+async def probing_while(url: str, *, runs: bool) -> AsyncIterator[LogProbe]:
+    if not runs:
+        async with capturing(url), probing(url) as probe:
+            pass
+        connection = await connect(url, purpose="probe", application_path=True)
+        try:
+            yield LogProbe(connection, probe.reader, probe.position)
+        finally:
+            await connection.close()
+        return
+    async with capturing(url), probing(url) as probe:
+        yield probe
+
+
+async def test_a_renamed_label_is_a_reset_of_maintenance(url: str, connection: Connection) -> None:
+    await run(
+        connection,
+        "create type mood as enum ('sad', 'glad')",
+        "create table moods (id int primary key, mood mood)",
+    )
+    async with captured(url, connection, "moods") as probe:
+        await run(connection, "insert into moods values (1, 'sad')")
+        await run(connection, "alter type mood rename value 'sad' to 'blue'")
+        await maintenance.once(connection)
+        assert await probe.story() == [("insert", 1), ("reset",)]
+        await maintenance.once(connection)
+        assert await probe.story() == []
+
+
+async def test_a_large_transaction_is_appended_whole(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WAL_APPEND_CHANGES", 100)
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders") as probe:
+        await run(connection, "insert into orders select i, i from generate_series(1, 5000) i")
+        (transaction,) = await probe.transactions()
+        assert [change.key for change in transaction.changes] == [(i,) for i in range(1, 5001)]
+
+
+# ---------------------------------------------------------------------- a runner that is not there
+
+
+async def test_readers_do_not_go_past_what_is_not_in_the_log(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.log.complete.WAL_CAPTURE_SECONDS", 0.2)
+    await run(connection, ORDERS, "create table accounts (id int primary key)")
+    await enable(connection, "accounts")
+    async with captured(url, connection, "orders") as probe:
+        pass
+    async with probing_at(url, probe) as probe:
+        await run(connection, "insert into orders values (1)", "insert into accounts values (1)")
+        with pytest.raises(DatabaseError, match=r"WAL capture is not running: \d+ bytes behind"):
+            await probe.story()
+        status = await wal_capture_status(connection)
+        assert status is not None
+        assert not status.running
+        found = [f for f in await doctor.examine(connection) if f.topic == "WAL capture"]
+        assert [each.level for each in found] == ["fail"]
+        assert "not running" in found[0].detail
+        async with capturing(url):
+            assert await probe.story() == [("insert", 1), ("insert", 1)]
+
+
+@asynccontextmanager
+async def probing_at(url: str, probe: LogProbe) -> AsyncIterator[LogProbe]:
+    connection = await connect(url, purpose="probe", application_path=True)
+    try:
+        yield LogProbe(connection, probe.reader, probe.position)
+    finally:
+        await connection.close()
+
+
+async def test_a_lost_slot_is_replaced_and_its_tables_are_read_again(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders") as probe:
+        pass
+    await run(connection, "insert into orders values (1)")
+    await run(connection, "select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+    async with probing_at(url, probe) as probe:
+        with pytest.raises(DatabaseError, match="lost"):
+            await probe.story()
+        async with capturing(url):
+            await _running(connection)
+            assert await probe.story() == [("reset",)]
+            await run(connection, "insert into orders values (2)")
+            assert await probe.story() == [("insert", 2)]
+
+
+async def _running(connection: Connection) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            status = await wal_capture_status(connection)
+            if status is not None and status.running:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_one_of_two_runners_works_and_the_other_takes_over(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, ORDERS)
+    first = WalCapture(url)
+    async with captured(url, connection, "orders") as probe:
+        task = asyncio.create_task(first.run())
+        await run(connection, "insert into orders values (1)")
+        assert await probe.story() == [("insert", 1)]
+    async with probing_at(url, probe) as probe:
+        await run(connection, "insert into orders values (2)")
+        assert await probe.story() == [("insert", 2)]
+    first.stop()
+    await task
+
+
+async def test_a_process_is_started_while_tables_need_it_and_replaced_when_killed(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, ORDERS)
+    watch = WalCaptureProcess(url)
+    task = asyncio.create_task(watch.run())
+    try:
+        await enable_wal(connection, "orders")
+        async with probing(url) as probe:
+            for number in range(3):
+                await run(connection, f"insert into orders values ({number})")
+                assert await probe.story() == [("insert", number)]
+                assert watch.pid is not None
+                os.kill(watch.pid, signal.SIGKILL)
+        await triggers.disable(connection, "orders")
+        assert await ends(connection)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert watch.pid is None
+
+
+async def test_an_application_captures_its_tables(url: str, connection: Connection) -> None:
+    await run(connection, ORDERS)
+    hw = Headwater(url)
+    hw.table("orders", capture="wal")
+    async with hw:
+        feed = hw.changes("orders")
+        task = asyncio.ensure_future(anext(feed))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            number = 0
+            while not task.done():  # until the feed has begun
+                number += 1
+                await run(connection, f"insert into orders values ({number})")
+                await asyncio.sleep(0.05)
+        assert task.result().changes[0].op == "insert"
+        await feed.aclose()
+        await hw.disable("orders")
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("create unlogged table t (id int primary key)", "unlogged"),
+        ("create table t (id int)", "no primary key"),
+        ("create view t as select 1 as id", "is a view"),
+    ],
+)
+async def test_a_table_that_cannot_be_captured_is_refused_and_nothing_is_left(
+    connection: Connection, statement: str, message: str
+) -> None:
+    await run(connection, statement)
+    with pytest.raises(HeadwaterError, match=message) as raised:
+        await triggers.enable(connection, "t", "wal")
+    assert raised.value.hint
+    assert await rows(connection, "select from pg_replication_slots") == []
+    assert await rows(connection, "select from pg_publication") == []
+
+
+async def test_another_word_than_trigger_or_wal_is_refused(connection: Connection) -> None:
+    await run(connection, ORDERS)
+    with pytest.raises(ConfigError, match="not known"):
+        await triggers.enable(connection, "orders", "binlog")  # type: ignore[arg-type]
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="no capture 'binlog'"):
+        await run(connection, "select headwater.enable_reactivity('orders', 'binlog')")
+
+
+async def test_a_role_without_the_right_to_replicate_is_refused_with_the_way_out(
+    connection: Connection,
+) -> None:
+    await run(connection, ORDERS)
+    ((role,),) = await rows(connection, "select 'plain_' || md5(random()::text)")
+    await run(connection, f"create role {role}", f"alter table orders owner to {role}")
+    await run(connection, f"grant all on all tables in schema headwater to {role}")
+    await run(connection, f"grant usage on schema headwater to {role}")
+    await run(connection, f"grant execute on all functions in schema headwater to {role}")
+    ((database,),) = await rows(connection, "select current_database()::text")
+    await run(connection, f"grant create on database {database} to {role}", f"set role {role}")
+    try:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not read the WAL"):
+            await run(connection, "select headwater.enable_reactivity('orders', 'wal')")
+    finally:
+        await run(connection, "reset role", f"drop owned by {role}", f"drop role {role}")
