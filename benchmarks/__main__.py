@@ -16,6 +16,7 @@ from benchmarks import (
     queries,
     reader,
     topics,
+    wal_writers,
 )
 from benchmarks.measure import report
 
@@ -23,6 +24,7 @@ from benchmarks.measure import report
 def main() -> None:
     large = "--large" in sys.argv
     report("What capture costs writers", capture.run(large=large))
+    report("What capture from the WAL costs writers", wal_writers.run(large=large))
     report("How fast a reader is", reader.run(large=large))
     report("From commit to client", gateway.run(large=large))
     report("Streams", fanout.run(large=large))

@@ -235,9 +235,9 @@ async def _until(connection: Connection, schema_name: str, rows: int) -> None:
         (source,) = [s for s in await registry.sources(connection) if s.name == schema_name]
         if source.state in ("refused", "lost", "diverged"):
             raise RuntimeError(f"{source.error}: {source.hint}")
-        if [table.state for table in source.tables] == ["live"]:
-            if await _count(connection, schema_name) >= rows:
-                return
+        is_live = [table.state for table in source.tables] == ["live"]
+        if is_live and await _count(connection, schema_name) >= rows:
+            return
         await asyncio.sleep(0.05)
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from headwater.capture.declaration import TablesGiven, define_source
 from headwater.capture.postgres import schema, triggers
-from headwater.capture.postgres.wal.process import WalCaptureProcess
+from headwater.capture.postgres.wal.append.process import WalCaptureProcess
 from headwater.capture.running.application import ApplicationSources
 from headwater.capture.source import SourceDefinition
 from headwater.channels.bus import NOTIFY, Bus

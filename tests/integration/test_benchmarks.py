@@ -16,6 +16,7 @@ from benchmarks import (
     queries,
     reader,
     topics,
+    wal_writers,
 )
 from benchmarks.streaming import has_nchan
 
@@ -24,6 +25,7 @@ from benchmarks.streaming import has_nchan
     ("module", "lines"),
     [
         (capture, 3),
+        (wal_writers, 2),
         (reader, 2),
         (gateway, 2),
         (fanout, 6 if has_nchan() else 5),

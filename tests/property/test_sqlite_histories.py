@@ -21,6 +21,7 @@ import pytest
 
 from headwater import SqliteChange, SqliteHooks
 from headwater.capture.source import SourceDefinition, TableSpec
+from headwater.capture.sqlite import changes, reading
 from headwater.capture.sqlite.source import SqliteSource
 from tests.support.generators.sizes import first_seed, size
 from tests.support.sqlite_mirror import ExactMirror
@@ -217,7 +218,15 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-async def follow(seed: int, path: Path, between: Callable[[History], None] | None = None) -> int:
+async def follow(
+    seed: int,
+    path: Path,
+    between: Callable[[History], None] | None = None,
+    *,
+    steps: int = STEPS,
+    most: int = 3,
+) -> int:
+    """Of each step, at most this many transactions are read together."""
     history = History(seed, path)
     tables = tuple(TableSpec(name) for name in [*history.names, "tree"])
     source = SqliteSource(SourceDefinition("shop", f"sqlite:///{path}", "shop", tables))
@@ -230,8 +239,8 @@ async def follow(seed: int, path: Path, between: Callable[[History], None] | Non
         await mirror.start()
         if between is not None:
             between(history)
-        for _ in range(STEPS):
-            for _ in range(history.random.randint(1, 3)):
+        for _ in range(steps):
+            for _ in range(history.random.randint(1, most)):
                 history.transaction()
             await mirror.catch_up()
             await mirror.compare()
@@ -248,6 +257,40 @@ async def follow(seed: int, path: Path, between: Callable[[History], None] | Non
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + HISTORIES))
 async def test_folded_changes_are_the_tables(seed: int, tmp_path: Path) -> None:
     assert await follow(seed, tmp_path / "shop.db") > 0
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(HISTORIES // 8, 5)))
+async def test_any_position_can_be_resumed(seed: int, tmp_path: Path) -> None:
+    """From each position, with the rows that the mirror had there, the rest leads to the tables."""
+    path = tmp_path / "shop.db"
+    history = History(seed, path)
+    tables = tuple(TableSpec(name) for name in [*history.names, "tree"])
+    source = SqliteSource(SourceDefinition("shop", f"sqlite:///{path}", "shop", tables))
+    mirror = ExactMirror(source)
+    mirror.compares_before = False
+    saved = []
+    with closing(history):
+        await mirror.start()
+        for _ in range(STEPS):
+            saved.append((mirror.position, {n: dict(rows) for n, rows in mirror.rows.items()}))
+            history.transaction()
+            await mirror.catch_up()
+    for position, rows in history.random.sample(saved, 8):
+        await mirror.restart()
+        mirror.position, mirror.rows = position, rows
+        await mirror.catch_up()
+        await mirror.compare()
+    await mirror.restart()
+    await source.close()
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(HISTORIES // 8, 5)))
+async def test_many_windows(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of one poll that are read in many parts."""
+    monkeypatch.setattr(reading, "SOURCE_PART_CHANGES", 60)
+    for module in (reading, changes):
+        monkeypatch.setattr(module, "NEIGHBOURS", 25)
+    assert await follow(seed, tmp_path / "shop.db", steps=4, most=60) > 0
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + max(HISTORIES // 4, 5)))
@@ -282,10 +325,10 @@ class HookedHistory(History):
         SqliteHooks(db).on_commit(self.fold)
         return db
 
-    def fold(self, changes: Sequence[SqliteChange]) -> None:
-        assert changes
+    def fold(self, committed: Sequence[SqliteChange]) -> None:
+        assert committed
         self.transactions += 1
-        for change in changes:
+        for change in committed:
             rows = self.mirror.setdefault(change.table, Counter())
             if change.before is not None:
                 rows[tuple(change.before.values())] -= 1

@@ -34,22 +34,25 @@ KEYS = 12
 
 
 @pytest.mark.timeout(120 * HISTORIES + 60)
-@pytest.mark.parametrize("server", ["embedded", "system"])
+@pytest.mark.parametrize(("server", "page"), [("embedded", 50_000), ("embedded", 4), ("system", 9)])
 async def test_the_changes_up_to_a_snapshot_make_its_rows(
-    request: pytest.FixtureRequest, server: str
+    request: pytest.FixtureRequest, server: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With small pages, most flushes are read page by page."""
+    monkeypatch.setattr("headwater.log.reading.reader._LOG_PAGE_CHANGES", page)
     fixture = "postgres" if server == "embedded" else "system_postgres"
     found = request.getfixturevalue(fixture)
     for seed in range(SEED, SEED + HISTORIES):
         with fresh_database(getattr(found, "url", found), installed=True) as url:
             try:
-                await _history(url, seed)
+                backlogs = await _history(url, seed)
+                assert bool(backlogs) == (page < 50_000)
             except BaseException as error:
                 error.add_note(f"SEED={seed}")
                 raise
 
 
-async def _history(url: str, seed: int) -> None:
+async def _history(url: str, seed: int) -> int:
     chance = random.Random(seed)
     async with await connect(url, purpose="test", application_path=True) as connection:
         for table, capture in TABLES.items():
@@ -67,6 +70,7 @@ async def _history(url: str, seed: int) -> None:
             finally:
                 await follower.close()
         assert follower.changes > TRANSACTIONS / 2
+        return follower.backlogs
 
 
 class Follower:
@@ -77,7 +81,7 @@ class Follower:
         self._reader = reader
         self._position = position
         self._rows: dict[str, dict[int, Any]] = {table: {} for table in TABLES}
-        self.changes = 0
+        self.changes = self.backlogs = 0
 
     @classmethod
     async def begin(cls, url: str) -> Follower:
@@ -101,12 +105,17 @@ class Follower:
             f"lock table {', '.join(TABLES)} in access share mode".encode()
         )
         batch = await self._reader.read(self._connection, self._position)
-        assert not batch.backlog
         true = await self._true()
         await self._connection.execute("commit")
         for transaction in batch.transactions:
             for change in transaction.changes:
                 self._fold(change)
+        if batch.backlog:
+            self.backlogs += 1
+            backlog = self._reader.catch_up(self._connection, self._position, batch.position)
+            async for transaction in backlog:
+                for change in transaction.changes:
+                    self._fold(change)
         self._position = batch.position
         assert self._rows == true
 

@@ -29,6 +29,7 @@ SETTINGS = {
     "innodb-flush-log-at-trx-commit": "2",
     "innodb-buffer-pool-size": "64M",
     "innodb-log-file-size": "48M",
+    "innodb-use-native-aio": "0",
     "sync-binlog": "0",
     "expire-logs-days": "10",
     "max-allowed-packet": "256M",
@@ -61,10 +62,12 @@ class MariaDB:
         command = [
             "mariadb-install-db", "--no-defaults", f"--datadir={self.data}",
             "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve",
+            "--innodb-use-native-aio=0", "--innodb-buffer-pool-size=16M",
         ]  # fmt: skip
         if self._user:
             command.append(f"--user={self._user}")
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self) -> None:
         program = shutil.which("mariadbd", path=os.environ.get("PATH", "") + ":/usr/sbin")

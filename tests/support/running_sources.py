@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from headwater.capture.kinds import open_source
+from headwater.capture.running.runner import OpenSource
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import SourceDefinition
 from tests.support.scripted_source import History, ScriptedSource
@@ -32,8 +34,16 @@ class ScriptedDatabase:
 
 @contextmanager
 def running(url: str, database: ScriptedDatabase) -> Iterator[None]:
-    """The sources of the Headwater database at the URL run inside the block."""
-    supervisor = Supervisor(url, open_source=database.open, poll_seconds=0.5, retry_seconds=0.1)
+    """The sources of the Headwater database at the URL run inside the block, and read the scripted
+    database."""
+    with supervised(url, database.open):
+        yield
+
+
+@contextmanager
+def supervised(url: str, opens: OpenSource = open_source) -> Iterator[None]:
+    """A supervisor in a thread."""
+    supervisor = Supervisor(url, open_source=opens, poll_seconds=0.5, retry_seconds=0.1)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=lambda: loop.run_until_complete(supervisor.run()))
     thread.start()

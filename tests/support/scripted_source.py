@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -263,7 +263,7 @@ class ScriptedSource:
         places = [present.index(c.name) if c.name in present else None for c in wanted.columns]
         return [tuple(None if i is None else row[i] for i in places) for row in rows]
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         at = int(after)
         if at < self.oldest:
             raise PositionLost(f"the changes after {after} no longer exist")

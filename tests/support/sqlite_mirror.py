@@ -8,7 +8,7 @@ table that was copied again, changes up to the moment of the copy are ignored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 from headwater.capture.source import (
@@ -23,6 +23,7 @@ from headwater.capture.source import (
     TableDropped,
     TransactionPart,
 )
+from headwater.capture.sqlite.position import QueuePosition
 from headwater.capture.sqlite.source import SqliteSource
 
 SECONDS = 30.0
@@ -58,6 +59,7 @@ class ExactMirror:
         self._iterator: AsyncIterator[Item] | None = None
 
     async def start(self) -> None:
+        await self.restart()
         self.position = await self.source.start()
         for table in await self.source.tables():
             self.tables[table.name] = table
@@ -69,8 +71,26 @@ class ExactMirror:
         if self._iterator is None:
             self._iterator = self.source.changes(self.position)
         async with asyncio.timeout(SECONDS):
-            while not self.source.contains(self.position, end) or not self.items:
+            while not self._has_reached(end) or not self.items:
                 await self._take(await anext(self._iterator))
+
+    def _has_reached(self, end: str) -> bool:
+        """Also the epoch: a change of columns may be all that happened."""
+        here, there = QueuePosition.parse(self.position), QueuePosition.parse(end)
+        return here.contains(there) and here.epoch >= there.epoch
+
+    async def catch_up_without_start(self, condition: Callable[[], bool] | None = None) -> None:
+        """Read until the condition, or until an item that ends a poll; `start` is not called."""
+        if self._iterator is None:
+            self._iterator = self.source.changes(self.position)
+        async with asyncio.timeout(SECONDS):
+            while True:
+                item = await anext(self._iterator)
+                await self._take(item)
+                if condition is None and getattr(item, "position", None) is not None:
+                    return
+                if condition is not None and condition():
+                    return
 
     async def restart(self) -> None:
         """Close the iterator; the next one begins at the position."""

@@ -68,8 +68,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "embedded": {"errors", "limits", "database", "embedded"},
     "admin": {
-        "errors", "limits", "database", "capture", "log", "live", "hub", "gateway", "pipeline",
-        "admin", "metrics",
+        "model", "errors", "limits", "database", "metrics", "capture", "log", "live", "hub",
+        "gateway", "pipeline", "admin",
     },
     "app": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "tasks",

@@ -13,7 +13,7 @@ in `headwater.errors`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final, Literal, Protocol, TypeAlias
@@ -209,7 +209,7 @@ class Source(Protocol):
         """At most this many rows, and `SOURCE_CHUNK_BYTES`, whose keys follow `after`."""
         ...
 
-    def changes(self, after: str) -> AsyncIterator[Item]:
+    def changes(self, after: str) -> AsyncGenerator[Item, None]:
         """What was committed after the position, in commit order, for ever. Closing the iterator
         ends it without leaving a connection or a thread. It holds a bounded number of changes in
         memory, whatever the size of a transaction."""

@@ -74,7 +74,7 @@ def doctor(
         async with connected(settings) as connection:
             findings = await database_doctor.examine(connection)
             findings.append(await database_doctor.of_questions(connection, settings.question_url))
-            if await schema.installed_version(connection) == schema.LATEST:
+            if any(each.topic == "schema" and each.level == "ok" for each in findings):
                 findings += await source_doctor.examine(connection, at_source=True)
         findings.append(database_doctor.of_clients(settings))
         findings += pipeline_doctor.examine(settings.lake.location)

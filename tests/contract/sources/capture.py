@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headwater.capture.mirror import registry
-from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.postgres import triggers
 from headwater.capture.postgres.wal.append import WalCapture
+from headwater.capture.running.supervisor import Supervisor
 from headwater.database import Connection
 from headwater.limits import SOURCE_CHUNK_ROWS
 from tests.contract.sources.driver import SourceDriver
@@ -78,7 +78,8 @@ class Capture:
     async def rows(self, table: str) -> list[tuple[Any, ...]]:
         """Without the columns that the mirror of a collection has beside the declared ones."""
         cursor = await self.connection.execute(
-            f"select * from {self._name(table)} order by id".encode()
+            f"select * from {self._name(table)} order by id".encode(),
+            prepare=False,  # its columns may change
         )
         names = [column.name for column in cursor.description or ()]
         places = [i for i, name in enumerate(names) if name not in ("_id", "doc")]
@@ -243,6 +244,6 @@ class LocalCapture(Capture):
     async def end(self) -> None:
         if self._capture is not None:
             for table in await triggers.list_tables(self.connection):
-                await triggers.disable(self.connection, table.label)
+                await triggers.disable(self.connection, table.name)
             self._capture.stop()
             await self._task

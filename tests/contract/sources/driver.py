@@ -47,7 +47,7 @@ class SourceDriver(Protocol):
     """What this way of capture or its database has: `transactions` (several writes in one, and
     rollback), `interleave` (two open writers at once), `rekey`, `truncate`, `ddl`, `lose_position`,
     `restart` (the server can be killed and started again), `names` (quoted and unicode names),
-    `keyless` (tables without a key)."""
+    `keyless` (tables without a key), `missing` (a table must exist before it is captured)."""
 
     types: list[TypeCase]
 

@@ -244,9 +244,7 @@ async def test_a_copy_under_writes(driver: SourceDriver, capture: Capture) -> No
     await capture.same("orders")
 
 
-def random_steps(
-    generator: random.Random, present: set[int], number: int
-) -> list[tuple[Any, ...]]:
+def random_steps(generator: random.Random, present: set[int], number: int) -> list[tuple[Any, ...]]:
     """Up to three writes to rows that exist, and one new row."""
     steps: list[tuple[Any, ...]] = [("insert", "orders", row(number))]
     for id in generator.sample(sorted(present), min(3, len(present))):

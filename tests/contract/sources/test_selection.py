@@ -13,9 +13,9 @@ import pytest
 from headwater import Headwater
 from headwater.capture.mirror import registry
 from headwater.capture.source import TableSpec
+from headwater.live.filters.filter import c, to_json
 from headwater.log.debezium import from_debezium, to_debezium
 from headwater.log.reading.follow import follow
-from headwater.live.filters.filter import c, to_json
 from headwater.model import Change, Position
 from tests.contract.sources.capture import MirrorCapture
 from tests.contract.sources.driver import SourceDriver
@@ -141,7 +141,8 @@ async def test_what_a_copy_changes_is_traced(
     await registry.request_resnapshot(mirror.connection, "shop", ())
     lost, again = await logged(url, since, 2)
     assert (lost.op, lost.origin) == ("delete", None)
-    assert (again.op, again.before, again.key) == ("insert", None, (1,))
+    assert (again.op, again.before) == ("insert", None)
+    assert (again.after or {})["id"] == 1
     assert again.origin is not None
     assert (again.origin.source, again.origin.committed_at) == ("shop", None)
     assert again.origin.position
@@ -163,8 +164,8 @@ async def test_tables_that_cannot_be_mirrored(
     driver: SourceDriver, mirror: MirrorCapture, table: str
 ) -> None:
     """One clear error that names the table, and nothing half done."""
+    need(driver, table)
     if table == "keyless":
-        need(driver, "keyless")
         await driver.create_keyless_table("keyless")
     await driver.create_table("orders")
     await mirror.declare("orders", table)

@@ -1,13 +1,13 @@
-"""Capture from the WAL: enabling, changing the way of capture, DDL, partitions, a runner that is not
-there, a slot that is lost, and what is left behind: nothing."""
+"""Capture from the WAL: enabling, changing the way of capture, DDL, partitions, a runner that is
+not there, a slot that is lost, and what is left behind: nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import psycopg
@@ -17,11 +17,13 @@ from headwater import Headwater, limits
 from headwater.admin.status import wal_capture_status
 from headwater.capture.postgres import doctor, schema, triggers
 from headwater.capture.postgres.wal.append import WalCapture
-from headwater.capture.postgres.wal.process import WalCaptureProcess
+from headwater.capture.postgres.wal.append.process import WalCaptureProcess
 from headwater.database import Connection, connect
 from headwater.errors import ConfigError, DatabaseError, HeadwaterError
+from headwater.hub.hub import Hub
 from headwater.log import maintenance
 from tests.support.log_probe import LogProbe, enable, probing, rows, run
+from tests.support.subscribers import Recorder, live
 from tests.support.wal_capture import capturing, enable_wal, ends
 
 ORDERS = "create table orders (id int primary key, n int, note text)"
@@ -193,7 +195,7 @@ DDL = (
 
 @pytest.mark.parametrize("statement", DDL)
 @pytest.mark.parametrize("runs", [True, False])
-async def test_rows_after_ddl_are_told_by_their_shape_or_by_a_reset(
+async def test_rows_after_ddl_have_the_new_shape_or_follow_a_reset(
     url: str, connection: Connection, statement: str, runs: bool
 ) -> None:
     """Where the runner did not run, it meets changes from before the DDL when the catalog is
@@ -423,3 +425,32 @@ async def test_a_role_without_the_right_to_replicate_is_refused_with_the_way_out
             await run(connection, "select headwater.enable_reactivity('orders', 'wal')")
     finally:
         await run(connection, "reset role", f"drop owned by {role}", f"drop role {role}")
+
+
+async def test_a_hub_is_not_ready_without_capture_and_continues_with_it(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.log.complete.WAL_CAPTURE_SECONDS", 0.3)
+    await run(connection, ORDERS)
+    await enable_wal(connection, "orders")
+    recorder = Recorder()
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(AsyncExitStack())
+        await running.enter_async_context(capturing(url))
+        hub = await stack.enter_async_context(Hub(url))
+        await hub.live(live("orders", order=["id"], limit=5), recorder)
+        await run(connection, "insert into orders values (1)")
+        await _until(lambda: [row["id"] for row in recorder.rows] == [1])
+        await running.aclose()
+        await run(connection, "insert into orders values (2)")
+        await _until(lambda: not hub.ready)
+        assert [row["id"] for row in recorder.rows] == [1]
+        await stack.enter_async_context(capturing(url))
+        await _until(lambda: [row["id"] for row in recorder.rows] == [1, 2])
+        assert hub.ready
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - another task makes it true
+            await asyncio.sleep(0.02)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
@@ -15,7 +20,8 @@ from headwater.capture.running import check, removal
 from headwater.capture.source import Problem
 from headwater.commands import program
 from headwater.errors import SourceUnavailable
-from tests.support.running_sources import ScriptedDatabase, running
+from tests.support.databases import fresh_database
+from tests.support.running_sources import ScriptedDatabase, running, supervised
 from tests.support.scripted_source import ScriptedSource
 
 SOURCE = "sqlite:///scripted.db?password=secret"
@@ -325,3 +331,53 @@ def test_remove_a_source_that_does_not_answer(
 
 def test_run_a_source_that_does_not_exist(run: Run) -> None:
     assert run("run", "nothing", "--json").error["message"] == "there is no source nothing"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_until_it_is_stopped(url: str, tmp_path: Path, number: signal.Signals) -> None:
+    """It copies a source, and Ctrl-C is its usual end."""
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as made:
+        made.execute("create table orders (id integer primary key, name text)")
+        made.execute("insert into orders values (1, 'a'), (2, 'b')")
+    environment = {"HEADWATER_URL": url, **os.environ}
+    headwater = [sys.executable, "-m", "headwater", "source"]
+    runner = subprocess.Popen(
+        [*headwater, "run"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        adding = [*headwater, "add", "sqlite:///shop.db", "--into", "shop", "--wait", "--json"]
+        done = subprocess.run(
+            adding, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["state"] == "running"
+        assert stored(url, "select id from shop.orders order by 1") == [1, 2]
+        assert stored(url, "select estimate from headwater.source_tables") == [2]
+        runner.send_signal(number)
+        assert runner.wait(30) == 0
+        assert stored(url, "select state from headwater.sources") == ["stopped"]
+    finally:
+        runner.kill()
+        runner.communicate()
+
+
+SLOTS = "select slot_name from pg_replication_slots where slot_name = 'headwater_removed'"
+PUBLICATIONS = "select pubname from pg_publication"
+
+
+def test_remove_leaves_no_slot_behind(run: Run, url: str, server_url: str) -> None:
+    """Of a PostgreSQL: a slot that stays would fill its disk."""
+    with fresh_database(server_url, installed=False) as elsewhere:
+        with psycopg.connect(elsewhere) as connection:
+            connection.execute("create table orders (id int primary key, name text)")
+            connection.execute("insert into orders values (1, 'a')")
+        with supervised(url):
+            done = run("add", elsewhere, "--into", "removed", "--wait", "--json")
+            assert done.documents[-1]["state"] == "running"
+            assert stored(url, "select name from removed.orders") == ["a"]
+            assert stored(url, "select estimate > 0 from headwater.source_tables") == [True]
+            assert stored(elsewhere, SLOTS) == ["headwater_removed"]
+            assert run("remove", "removed", "--yes").code == 0
+        assert stored(elsewhere, SLOTS) == []
+        assert stored(elsewhere, PUBLICATIONS) == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headwater.admin.search import Search, search
 from headwater.database import Connection
 from headwater.log.reading import reader as reader_module
 from headwater.log.reading import transactions
@@ -121,6 +122,19 @@ async def test_the_view_of_the_log(shop: Connection) -> None:
         ("orders", 3, *second),
         ("notes", 2, *second),
     ]
+
+
+async def test_the_search_of_the_console(shop: Connection) -> None:
+    await write(shop)
+    found = await search(shop, Search(table="orders", op="insert"))
+    origins = [change.origin for change in found.changes]
+    assert origins == [Origin(*each) for each in (SEARCHED[1], SEARCHED[0], SEARCHED[0])]
+    assert [change.origin for change in (await search(shop, Search(key="1"))).changes] == [
+        None, Origin(*SEARCHED[0]), Origin(*SEARCHED[0]),
+    ]  # fmt: skip
+
+
+SEARCHED = (("shop", "mysql-bin.000003:771", AT), ("shop", "mysql-bin.000003:990", None))
 
 
 async def test_the_view_reads_origins_by_index(shop: Connection) -> None:

@@ -100,7 +100,7 @@ async def declare(
 
 _DECLARE = """
     insert into headwater.source_definitions (name, definition, declared_by)
-    values (%s, %s::jsonb, %s)
+    values (%s, %s::json, %s)
     on conflict (name) do update
     set definition = excluded.definition, declared_by = excluded.declared_by
 """

@@ -33,8 +33,8 @@ class Statement(msgspec.Struct, frozen=True):
 
 def quoted(name: str) -> str:
     """
-    >>> print(quoted('a "b"'))
-    "a ""b"\"""
+    >>> quoted('a"b')
+    '"a""b"'
     """
     return '"' + name.replace('"', '""') + '"'
 

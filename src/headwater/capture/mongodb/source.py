@@ -11,7 +11,7 @@ acknowledged: the server's log (the oplog) has a size or a duration of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from pymongo.asynchronous.cursor import AsyncCursor
@@ -90,6 +90,16 @@ class MongoSource:
             stream = Stream(self._connection, await self._plan(), Position((0, 0)), self._scope)
             return str(await stream.present())
 
+    async def estimate(self, table: SourceTable) -> int | None:
+        """As the server counts documents; None for a server that does not say it."""
+        with translated(self.definition.url, f"counting the collection {table.name}"):
+            layout = self._layouts.get(table.name) or (await self._plan()).by_name[table.name]
+            collection = self._connection.database.get_collection(layout.name)
+            try:
+                return await collection.estimated_document_count()
+            except OperationFailure:
+                return None
+
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         with translated(self.definition.url, f"copying the collection {table.name}"):
             layout = self._layouts.get(table.name) or (await self._plan()).by_name[table.name]
@@ -153,7 +163,7 @@ class MongoSource:
         low, high = Position(time), Position(following(time) if sharded else time)
         return Chunk(found, layout.key(found[-1]) if more else None, str(low), str(high))
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = Position.parse(after)
         with translated(self.definition.url, "reading the change stream"):
             await self._require_server()

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import msgspec
 
 from headwater import limits
-from headwater.capture.mysql.describe import Charsets, Table, described_by
+from headwater.capture.mysql.bindings import Binding, bind
+from headwater.capture.mysql.describe import (
+    Charsets,
+    Table,
+    described_by,
+    has_fewer,
+    has_key,
+    same_columns,
+    with_gaps,
+)
 from headwater.capture.mysql.positions import (
     GtidSet,
     Position,
@@ -22,21 +30,15 @@ from headwater.capture.mysql.positions import (
     print_mariadb_gtids,
 )
 from headwater.capture.mysql.statements import Effect, effects
-from headwater.capture.mysql.types import MAYBE_ZERO
-from headwater.capture.mysql.values import NUL_PICTURE
 from headwater.capture.mysql.wire import events
-from headwater.capture.mysql.wire.columns import reader
 from headwater.capture.mysql.wire.events import Gtid, Header, TableMap
-from headwater.capture.mysql.wire.rows import RowReader
 from headwater.capture.mysql.wire.table_map import read_table_map
 from headwater.capture.source import (
-    UNCHANGED,
     Item,
     Progress,
     RowChanges,
     RowOp,
     SchemaChange,
-    SourceColumn,
     SourceRow,
     TableDropped,
     TransactionPart,
@@ -53,16 +55,6 @@ class Catalog(msgspec.Struct, frozen=True):
     absent: frozenset[tuple[str, str]]
     charsets: Charsets
     fold: bool
-
-
-class _Binding(NamedTuple):
-    """How to read rows of a table map."""
-
-    table: Table
-    rows: RowReader
-    key: tuple[int, ...]
-    checked: tuple[int, ...]
-    weight: int
 
 
 class _Stale:
@@ -101,6 +93,7 @@ class Assembler:
         self.weight = self.bytes = 0
         self.in_transaction = False
         self.reached: Position | None = None
+        self._given: Position | None = None
         self._look = look
         self._mariadb = after.dialect == "mariadb"
         self._server, self._dialect = after.server, after.dialect
@@ -114,8 +107,8 @@ class Assembler:
         self._tables, self._absent = dict(catalog.tables), set(catalog.absent)
         self._stale = dict[tuple[str, str], _Stale]()
         self._owed = set[tuple[str, str]]()
-        self._bindings = dict[bytes, _Binding | None]()
-        self._by_id = dict[int, _Binding | None]()
+        self._bindings = dict[bytes, Binding | None]()
+        self._by_id = dict[int, Binding | None]()
         self._groups, self._rows, self._size, self._parts = list[_Group](), 0, 0, 0
         self._savepoints = dict[str, tuple[int, int, int, int, int]]()
 
@@ -186,8 +179,7 @@ class Assembler:
         file = events.text(body)
         if file != self._file:
             self._file, self._end = file, header.end
-        if self.reached is not None or self._end:
-            self._reach()
+        self._reach()
 
     # ------------------------------------------------------------------ transactions
 
@@ -230,7 +222,7 @@ class Assembler:
         if committed_at is None and timestamp:
             committed_at = datetime.fromtimestamp(timestamp, UTC)
         self._part(str(self.reached), committed_at)
-        self.reached, self._parts = None, 0
+        self._given, self.reached, self._parts = self.reached, None, 0
 
     def _part(self, position: str | None = None, committed_at: datetime | None = None) -> None:
         changes = [group.changes() for group in self._groups]
@@ -242,10 +234,12 @@ class Assembler:
 
     def progress(self) -> None:
         """Add the position that was reached without changes, if there is one."""
-        if self.reached is not None and not self.in_transaction:
-            self._announce_stale()
+        if self.reached is None or self.in_transaction:
+            return
+        self._announce_stale()
+        if self.reached != self._given:
             self.items.append(Progress(str(self.reached)))
-            self.reached = None
+        self._given, self.reached = self.reached, None
 
     def _roll_back(self) -> None:
         """The log has it only where a table without transactions was written as well."""
@@ -286,39 +280,25 @@ class Assembler:
     def _known(self, table: Table) -> Table | None:
         return self._tables.get(self._key(table.schema, table.name))
 
-    def _bind(self, body: bytes) -> _Binding | None:
+    def _bind(self, body: bytes) -> Binding | None:
         table_map = read_table_map(body, mariadb=self._mariadb)
         known = self._tables.get(self._key(table_map.schema, table_map.table))
         if known is None:
             return None
         table = self._described(table_map, known)
-        shapes = described_by(table_map, table, self._charsets).shapes
-        readers = [
-            reader(column, shape, self._charsets.tables)
-            for column, shape in zip(table_map.columns, shapes, strict=True)
-        ]
-        names = [shape.name for shape in shapes]
-        places = [names.index(column.name) for column in table.source.columns]
-        key = table.source.key_places()
-        checked = tuple(
-            place
-            for place, name in zip(key, table.source.key, strict=True)
-            if shapes[names.index(name)].kind in MAYBE_ZERO | {"char", "text", "enum", "set"}
-        )
-        bytea = any(column.type == "bytea" for column in table.source.columns)
-        return _Binding(table, RowReader(readers, places), key, checked, 2 if bytea else 1)
+        return bind(table_map, table, self._charsets)
 
     def _described(self, table_map: TableMap, known: Table) -> Table:
         """The table as its rows are from here on; announced where it changed."""
         key = self._key(known.schema, known.name)
         stale = self._stale.pop(key, None)
         table = described_by(table_map, known, self._charsets)
-        if stale is None and _same_columns(table, known):
+        if stale is None and same_columns(table, known):
             return known
         present = self._look().tables.get(key)
         if present is not None:
             table = described_by(table_map, present, self._charsets)
-        fewer = _has_fewer(table, known)
+        fewer = has_fewer(table, known)
         if table.source != known.source or (stale is not None and stale.shape):
             self._announce(table, present, copies=(stale or _Stale()).rows or not fewer)
         else:
@@ -329,24 +309,13 @@ class Assembler:
         binding = self._by_id.get(int.from_bytes(body[:6], "little"))
         if binding is None:
             return
-        place = 8
-        if sent_as in events.COMPRESSED_ROWS:
-            body, place = _inflated(type, body)
-        images = binding.rows.read(type, body, place)
         op: RowOp = events.ROWS[type]  # type: ignore[assignment]
-        after, before = images.after, images.before
-        if op == "delete":
-            after, before = [], after
-        if not images.complete:
-            after = _completed(binding, op, after, before)
-        if binding.checked:
-            for row in after or before:
-                _check_key(binding, row)
-        self._add(binding, op, after, before, len(body) * binding.weight)
+        after, before, size = binding.read(type, op, body, inflate=type != sent_as)
+        self._add(binding, op, after, before, size)
 
     def _add(
         self,
-        binding: _Binding,
+        binding: Binding,
         op: RowOp,
         after: list[SourceRow],
         before: list[SourceRow],
@@ -498,7 +467,7 @@ class Assembler:
             if present is None:
                 continue
             if stale.shape or present.source != known.source:
-                fewer = _has_fewer(present, known)
+                fewer = has_fewer(present, known)
                 copies = stale.rows or not fewer
                 self._announce(present, present, copies=copies, keep_parts=keep_parts)
         self._stale.clear()
@@ -509,10 +478,10 @@ class Assembler:
         """A copy that is not possible, because the table has gone or has another key by now, is
         owed: the DDL that follows in the log has it made."""
         key = self._key(table.schema, table.name)
-        table = _with_gaps(table, present)
+        table = with_gaps(table, present)
         self._tables[key] = table
         copies = copies or key in self._owed
-        possible = present is not None and _has_key(table, present)
+        possible = present is not None and has_key(table, present)
         if copies and not possible:
             self._owed.add(key)
         else:
@@ -524,88 +493,3 @@ class Assembler:
     def _flush_before_schema(self) -> None:
         if self._groups:
             self._part()
-
-
-def _has_fewer(table: Table, known: Table) -> bool:
-    """Whether columns went and nothing else changed, so that the rows need no copy."""
-    new, old = table.source, known.source
-    return set(new.columns) <= set(old.columns) and new.key == old.key
-
-
-def _same_columns(table: Table, known: Table) -> bool:
-    """Whether rows have the announced columns, of which some may be nullable only here."""
-    new, old = table.source, known.source
-    return new.key == old.key and [(c.name, c.type) for c in new.columns] == [
-        (c.name, c.type) for c in old.columns
-    ]
-
-
-def _has_key(table: Table, present: Table) -> bool:
-    key = table.source.key
-    return key == present.source.key and {c for c in table.source.columns if c.name in key} <= set(
-        present.source.columns
-    )
-
-
-def _with_gaps(table: Table, present: Table | None) -> Table:
-    """Columns that the catalog no longer has may be NULL: a copy cannot read them."""
-    columns = set(present.source.columns) if present else set()
-    gaps = [
-        column if column in columns or column.name in table.source.key else _nullable(column)
-        for column in table.source.columns
-    ]
-    source = msgspec.structs.replace(table.source, columns=tuple(gaps))
-    return msgspec.structs.replace(table, source=source)
-
-
-def _nullable(column: SourceColumn) -> SourceColumn:
-    return msgspec.structs.replace(column, nullable=True)
-
-
-def _inflated(type: int, body: bytes) -> tuple[bytes, int]:
-    """A compressed event of MariaDB: its head is as usual, its rows are compressed."""
-    place = 8
-    if type in events.WITH_EXTRA_DATA:
-        place += int.from_bytes(body[place : place + 2], "little")
-    count, place = events.length(body, place)
-    size = (count + 7) // 8
-    place += size * (2 if type in (events.UPDATE_1, events.UPDATE_2) else 1)
-    return body[:place] + events.uncompressed(body[place:]), 8
-
-
-def _completed(
-    binding: _Binding, op: RowOp, after: list[SourceRow], before: list[SourceRow]
-) -> list[SourceRow]:
-    """Rows of a session that does not log all columns: an update's key is in the row before."""
-    if op == "insert" and any(UNCHANGED in row for row in after):
-        raise SourceRefused(
-            f"{binding.table.source.name} was written by a session with binlog_row_image=MINIMAL",
-            hint=f"Set binlog_row_image=FULL in every session. {_RESNAPSHOT}",
-        )
-    if op != "update":
-        return after
-    completed = list[SourceRow]()
-    for new, old in zip(after, before, strict=True):
-        row = list(new)
-        for place in binding.key:
-            if row[place] is UNCHANGED:
-                row[place] = old[place]
-        completed.append(tuple(row))
-    return completed
-
-
-def _check_key(binding: _Binding, row: SourceRow) -> None:
-    for place in binding.checked:
-        value = row[place]
-        if value is None or (isinstance(value, str) and NUL_PICTURE in value):
-            table = binding.table.source
-            raise key_error(table.name, table.columns[place].name, row)
-
-
-def key_error(table: str, column: str, row: SourceRow) -> SourceRefused:
-    shown = ", ".join(repr(value)[:40] for value in row[:4])
-    return SourceRefused(
-        f"{table}: the key of the row ({shown}, …) has in {column} a value that PostgreSQL cannot"
-        " store: a zero date, or a text with a NUL character",
-        hint="Correct or delete the row at the source, and copy the table again.",
-    )

@@ -24,6 +24,7 @@ from headwater.capture.mysql.connection import (
     BINLOG_ERROR,
     Address,
     connect,
+    interrupt,
     query,
     translated,
     translation,
@@ -206,10 +207,9 @@ class BinlogStream:
     def close(self) -> None:
         """End `run` at once, from any thread."""
         with self._lock:
-            connection: Any = self._connection
-        if connection is not None and connection._sock is not None:
-            with contextlib.suppress(OSError):
-                connection._sock.shutdown(socket.SHUT_RDWR)
+            connection = self._connection
+        if connection is not None:
+            interrupt(connection)
 
     def finish(self) -> None:
         """After `run`: end the session at the server, which would notice only at its next event."""

@@ -8,9 +8,10 @@ server's defaults are.
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -88,8 +89,8 @@ def connect(address: Address, **options: Any) -> Connection[Any]:
         "init_command": "set time_zone = '+00:00', sql_mode = '', sql_quote_show_create = 1",
         "local_infile": False, "program_name": "headwater",
     }  # fmt: skip
-    if socket := address.parameters.get("socket"):
-        arguments["unix_socket"] = socket
+    if path := address.parameters.get("socket"):
+        arguments["unix_socket"] = path
     arguments |= _tls(address.parameters) | options
     with translated(address):
         connection: Connection[Any] = pymysql.connect(**arguments)
@@ -119,6 +120,13 @@ def _tls(parameters: dict[str, str]) -> dict[str, Any]:
     if certificate := parameters.get("ssl-cert"):
         context.load_cert_chain(certificate, parameters.get("ssl-key"))
     return {"ssl": context}
+
+
+def interrupt(connection: Any) -> None:
+    """End what another thread waits for on this connection."""
+    if (open_socket := connection._sock) is not None:
+        with suppress(OSError):
+            open_socket.shutdown(socket.SHUT_RDWR)
 
 
 def query(

@@ -284,3 +284,42 @@ def _column_problem(spec: TableSpec, shape: Shape) -> tuple[str, str] | None:
             "Rename the column, or leave it out with exclude.",
         )
     return None
+
+
+# ------------------------------------------------------------------------ changes of a table
+
+
+def has_fewer(table: Table, known: Table) -> bool:
+    """Whether columns went and nothing else changed, so that the rows need no copy."""
+    new, old = table.source, known.source
+    return set(new.columns) <= set(old.columns) and new.key == old.key
+
+
+def same_columns(table: Table, known: Table) -> bool:
+    """Whether rows have the announced columns, of which some may be nullable only here."""
+    new, old = table.source, known.source
+    return new.key == old.key and [(c.name, c.type) for c in new.columns] == [
+        (c.name, c.type) for c in old.columns
+    ]
+
+
+def has_key(table: Table, present: Table) -> bool:
+    key = table.source.key
+    return key == present.source.key and {c for c in table.source.columns if c.name in key} <= set(
+        present.source.columns
+    )
+
+
+def with_gaps(table: Table, present: Table | None) -> Table:
+    """Columns that the catalog no longer has may be NULL: a copy cannot read them."""
+    columns = set(present.source.columns) if present else set()
+    gaps = [
+        column if column in columns or column.name in table.source.key else _nullable(column)
+        for column in table.source.columns
+    ]
+    source = msgspec.structs.replace(table.source, columns=tuple(gaps))
+    return msgspec.structs.replace(table, source=source)
+
+
+def _nullable(column: SourceColumn) -> SourceColumn:
+    return msgspec.structs.replace(column, nullable=True)

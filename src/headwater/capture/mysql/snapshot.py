@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from headwater import limits
-from headwater.capture.mysql.assembly import key_error
+from headwater.capture.mysql.bindings import key_error
 from headwater.capture.mysql.connection import literal, query, quoted
 from headwater.capture.mysql.describe import Charsets, Table
 from headwater.capture.mysql.positions import Position

@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.capture.mysql import checks
 from headwater.capture.mysql.assembly import Assembler, Catalog
 from headwater.capture.mysql.binlog import BinlogStream, Handover
-from headwater.capture.mysql.connection import connect, parse_url, translated
+from headwater.capture.mysql.connection import connect, interrupt, parse_url, query, translated
 from headwater.capture.mysql.describe import (
     Charsets,
     Table,
@@ -97,10 +97,14 @@ class MysqlSource:
     async def start(self) -> str:
         return str(await self._run(self._now))
 
+    async def estimate(self, table: SourceTable) -> int | None:
+        """As the storage engine estimates it."""
+        return await self._run(lambda connection: self._estimate(connection, table))
+
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         return await self._run(lambda connection: self._chunk(connection, table, after, rows))
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = Position.parse(after)
         self._position = position
         handover = Handover(asyncio.get_running_loop())
@@ -140,6 +144,8 @@ class MysqlSource:
         self._closed = True
         for stream in list(self._streams):
             stream.close()
+        if (connection := self._connection) is not None:
+            interrupt(connection)  # A query that a cancelled call has left.
         await asyncio.to_thread(self._disconnect)
 
     # ------------------------------------------------------------------ in threads
@@ -240,6 +246,16 @@ class MysqlSource:
             self._snapshots = Snapshots(connection, self._read_server(connection))
         assert self._charsets is not None
         return self._snapshots.chunk(table, source, self._charsets, after, rows)
+
+    def _estimate(self, connection: Connection[Any], source: SourceTable) -> int | None:
+        table = self._table(connection, source)
+        found = query(
+            connection,
+            "select table_rows from information_schema.tables"
+            " where table_schema = %s and table_name = %s",
+            (table.schema, table.name),
+        )
+        return None if not found or found[0][0] is None else int(found[0][0])
 
     def _table(self, connection: Connection[Any], source: SourceTable) -> Table:
         """The catalog may be ahead of what the copy asks for: columns that went are NULL in it. The

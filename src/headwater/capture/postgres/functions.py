@@ -25,7 +25,7 @@ CLASSES: dict[Class, frozenset[str]] = {
         """
         changed_columns columns_mark describe find_table find_table_in fingerprint home key_of label
         lock_class lock_holders log_id may_repeat_rows members_of operators own_triggers schemas_of
-        is_wal_captured session_path shape_id slot_at triggers_mark wal_publication
+        session_path shape_id slot_at triggers_mark
         """
     ),
     # Roles that enable tables, whose capture functions call them. They run with the rights of the
@@ -46,7 +46,7 @@ CLASSES: dict[Class, frozenset[str]] = {
         is_in_step_with_triggers is_in_step_with_wal is_watched_by_triggers make_wal_publication
         make_wal_slot
         remove_captures remove_wal_member sync_with_triggers sync_with_wal use_wal_slot wal_kind
-        wal_root
+        wal_root wal_publication is_wal_captured
         """
     ),
     # Also the question role, which is granted them by name. A caller needs the key of a request,

@@ -42,6 +42,7 @@ from headwater.capture.source import (
     SchemaChange,
     Source,
     SourceDefinition,
+    SourceKey,
     SourceRow,
     SourceTable,
     TableDropped,
@@ -266,33 +267,37 @@ class Session:
     # ------------------------------------------------------------ the copy
 
     async def _advance_copy(self) -> None:
-        """Read a chunk of the table that is copied, or write the one that the tail has passed."""
-        if self._is_chunk_due():
-            await self._write_chunk()
-        if self._copying is None:
-            self._copying = self._next_to_copy()
-        if self._copying is None or self._pending() is not None or self.stop.is_set():
-            return
-        mirror = self._mirrors[self._copying]
+        """Read and write chunks until one must wait for the tail. No change is applied meanwhile:
+        how old a chunk is, is only known when it has been read."""
+        while True:
+            if self._is_chunk_due():
+                await self._write_chunk()
+            if self._copying is None:
+                self._copying = self._next_to_copy()
+            if self._copying is None or self._pending() is not None or self.stop.is_set():
+                return
+            await self._read_chunk(self._copying)
+
+    async def _read_chunk(self, name: str) -> None:
+        mirror, writer = self._mirrors[name], self._writers[name]
+        assert isinstance(writer, CopyWriter)
         if mirror.estimate is None:
             mirror.estimate = await _estimate(self._source, mirror.description)
-        self._chunk = asyncio.create_task(
-            self._source.snapshot(mirror.description, mirror.cursor, self._chunk_rows)
-        )
+        if self._chunk is None:
+            self._chunk = self._reading(mirror, mirror.cursor)
         stopped = asyncio.create_task(self.stop.wait())
         try:
             await asyncio.wait({self._chunk, stopped}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
-        if not self._chunk.done():
-            return  # the session ends
-        chunk, self._chunk = self._chunk.result(), None
-        writer = self._writers[self._copying]
-        assert isinstance(writer, CopyWriter)
-        wanted = self._filters[self._copying]
-        writer.pending = PendingChunk(_matching(chunk, wanted), writer.key)
-        if self._is_chunk_due():
-            await self._write_chunk()
+        if self._chunk.done():
+            chunk, self._chunk = self._chunk.result(), None
+            writer.pending = PendingChunk(_matching(chunk, self._filters[name]), writer.key)
+
+    def _reading(self, mirror: Mirror, after: SourceKey | None) -> asyncio.Task[Chunk]:
+        return asyncio.create_task(
+            self._source.snapshot(mirror.description, after, self._chunk_rows)
+        )
 
     def _next_to_copy(self) -> str | None:
         names = [m.name for m in self._mirrors.values() if m.state in ("copying", "recopying")]
@@ -316,6 +321,8 @@ class Session:
         assert isinstance(writer, CopyWriter)
         assert writer.pending is not None
         last = writer.pending.last
+        if last is not None:
+            self._chunk = self._reading(mirror, last)  # while this one is written
         await self._applier.begin()
         mirror.copied += await writer.write_chunk(self._applier)
         mirror.cursor = last

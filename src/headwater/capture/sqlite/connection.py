@@ -58,6 +58,7 @@ class FileConnection:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="headwater-sqlite")
         self._db: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
+        self._is_closed = False
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Call a function with the connection, in its thread."""
@@ -103,6 +104,9 @@ class FileConnection:
 
     async def close(self) -> None:
         """End the thread, after what it does now."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._db is not None:
             with suppress(sqlite3.Error):
                 self._db.interrupt()

@@ -8,6 +8,7 @@ epoch copies that table again, because writes in between may not be in the queue
 
 from __future__ import annotations
 
+import re
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from headwater.capture.source import TableSpec
 from headwater.capture.sqlite.position import QueuePosition
 from headwater.capture.sqlite.shapes import OWN_PREFIX, Shape, read_shape
 from headwater.capture.sqlite.statements import quoted
-from headwater.capture.sqlite.triggers import TriggerWriter
+from headwater.capture.sqlite.triggers import TriggerWriter, trigger_names
 from headwater.errors import PositionLost, SourceRefused
 
 
@@ -198,13 +199,13 @@ class Queue:
         (made,) = db.execute(
             f"select triggers from {self._shapes} where number = ?", (stored.number,)
         ).fetchone()
-        pattern = f"{self.names.prefix}{stored.number}_"
+        names = trigger_names(self.names.prefix, stored.number)
         rows = db.execute(
             "select rowid, name, sql from sqlite_master where type = 'trigger'"
             " and tbl_name = ? collate nocase order by rowid",
             (stored.shape.table,),
         ).fetchall()
-        ours = [row for row in rows if row[1].startswith(pattern)]
+        ours = [row for row in rows if row[1] in names]
         # SQLite runs the newest trigger first. One that runs before ours and fails with FAIL would
         # leave a change that is not in the queue.
         later = [row for row in rows if row[0] > ours[0][0]] if ours else []
@@ -221,7 +222,7 @@ class Queue:
         stored: StoredShape | None,
     ) -> None:
         if stored is not None:
-            self._drop_triggers(db, f"{self.names.prefix}{stored.number}_")
+            self._drop_triggers(db, trigger_names(self.names.prefix, stored.number))
         if shape is None:
             assert stored is not None
             self._insert_shape(db, name, stored.shape, [], dropped=True)
@@ -232,9 +233,10 @@ class Queue:
         for statement in statements:
             db.execute(statement)
         self._prove(db, shape)
+        names = trigger_names(self.names.prefix, number)
+        places = ", ".join("?" * len(names))
         rows = db.execute(
-            "select sql from sqlite_master where type = 'trigger' and substr(name, 1, ?) = ?",
-            (len(f"{self.names.prefix}{number}_"), f"{self.names.prefix}{number}_"),
+            f"select sql from sqlite_master where type = 'trigger' and name in ({places})", names
         )
         made = msgspec.json.encode(sorted(row[0] for row in rows.fetchall())).decode()
         db.execute(f"update {self._shapes} set triggers = ? where number = ?", (made, number))
@@ -282,16 +284,18 @@ class Queue:
 
     def remove(self, db: sqlite3.Connection) -> None:
         with transaction(db):
-            self._drop_triggers(db, self.names.prefix)
+            self._drop_triggers(db, self._own_triggers(db))
             self._drop_tables(db)
 
-    def _drop_triggers(self, db: sqlite3.Connection, prefix: str) -> None:
-        names = db.execute(
-            "select name from sqlite_master where type = 'trigger' and substr(name, 1, ?) = ?",
-            (len(prefix), prefix),
-        ).fetchall()
-        for (name,) in names:
-            db.execute(f"drop trigger {quoted(name)}")
+    def _own_triggers(self, db: sqlite3.Connection) -> list[str]:
+        """Also those of shapes that are not stored; the name of another source may begin alike."""
+        pattern = re.compile(re.escape(self.names.prefix) + r"\d+_[a-z]{2}")
+        names = db.execute("select name from sqlite_master where type = 'trigger'").fetchall()
+        return [name for (name,) in names if pattern.fullmatch(name)]
+
+    def _drop_triggers(self, db: sqlite3.Connection, names: Sequence[str]) -> None:
+        for name in names:
+            db.execute(f"drop trigger if exists {quoted(name)}")
 
     def _drop_tables(self, db: sqlite3.Connection) -> None:
         for name in self.names.tables():

@@ -42,11 +42,14 @@ class Poll(NamedTuple):
     last: QueuePosition
 
 
-def poll(queue: Queue, db: sqlite3.Connection, known: int | None) -> Poll | None:
+def poll(
+    queue: Queue, db: sqlite3.Connection, position: QueuePosition, known: int | None
+) -> Poll | None:
     """None if no other connection has committed since `known`."""
     (data_version,) = db.execute("pragma data_version").fetchone()
     if data_version == known:
         return None
+    verify(queue, db, position)
     (schema_version,) = db.execute("pragma schema_version").fetchone()
     return Poll(data_version, schema_version, queue.last(db))
 

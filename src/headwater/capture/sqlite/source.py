@@ -7,10 +7,11 @@ connection reads changes, another does the rest; each has a thread of its own.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
@@ -34,7 +35,7 @@ from headwater.capture.sqlite.connection import Busy, FileConnection, FileReplac
 from headwater.capture.sqlite.copying import read_chunk
 from headwater.capture.sqlite.notification import POLL_SECONDS_MAX, POLL_SECONDS_MIN, FileWatch
 from headwater.capture.sqlite.position import QueuePosition
-from headwater.capture.sqlite.queue import Queue, verify
+from headwater.capture.sqlite.queue import Queue
 from headwater.capture.sqlite.reading import Announced, Poll, QueueReader, poll, time_of
 from headwater.capture.sqlite.shapes import find_specs, read_shape, refusal
 from headwater.capture.sqlite.statements import quoted
@@ -143,6 +144,20 @@ class SqliteSource:
                 raise _missing(spec.name)
         self._queue.synchronize(db, specs)
 
+    async def estimate(self, table: SourceTable) -> int | None:
+        """By the rowids, which SQLite finds without reading the table; counted where there are
+        none."""
+
+        def count(db: sqlite3.Connection) -> int | None:
+            name = quoted(table.name)
+            try:
+                found = db.execute(f"select max(rowid) - min(rowid) + 1 from {name}").fetchone()
+            except sqlite3.OperationalError:
+                found = db.execute(f"select count(*) from {name}").fetchone()
+            return found[0] or 0
+
+        return await self._main.run(count)
+
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         def read(db: sqlite3.Connection) -> Chunk:
             return read_chunk(db, self._queue, table, after, rows, self._misfits)
@@ -151,7 +166,7 @@ class SqliteSource:
 
     # ------------------------------------------------------------ changes
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = QueuePosition.parse(after)
         connection = FileConnection(self._path, self._busy_seconds)
         watch = FileWatch(self._path)
@@ -169,12 +184,10 @@ class SqliteSource:
         reader = QueueReader(self._queue, self._misfits)
         known: Poll | None = None
         pause = POLL_SECONDS_MIN
-        is_sent = False
+        is_sent = is_woken = False
 
         def look(db: sqlite3.Connection) -> Poll | None:
-            if (found := poll(self._queue, db, known and known.data_version)) is not None:
-                verify(self._queue, db, position)
-            return found
+            return poll(self._queue, db, position, known and known.data_version)
 
         while True:
             try:
@@ -194,9 +207,14 @@ class SqliteSource:
                 continue
             known = found or known
             if found is None or (found.last.id == position.id and is_sent):
-                is_woken = await watch.wait(pause)
-                pause = POLL_SECONDS_MIN if is_woken else min(pause * 2, POLL_SECONDS_MAX)
+                if await watch.wait(pause):
+                    # Changes of other tables wake, too: not more often than polling would.
+                    await asyncio.sleep(POLL_SECONDS_MIN if is_woken else 0)
+                    is_woken, pause = True, POLL_SECONDS_MIN
+                else:
+                    is_woken, pause = False, min(pause * 2, POLL_SECONDS_MAX)
                 continue
+            is_woken = False
             pause = POLL_SECONDS_MIN
             if found.last.id == position.id:
                 yield Progress(str(position))

@@ -20,7 +20,7 @@ the statements can fail by itself or change the conflict handling of the writer'
 from __future__ import annotations
 
 from headwater.capture.sqlite.shapes import Shape, UniqueIndex
-from headwater.capture.sqlite.statements import quoted
+from headwater.capture.sqlite.statements import quoted, unquoted, words
 
 # Operations of queue rows. The letters are stored in files.
 BEFORE, INSERT, UPDATE, DELETE = "b", "i", "u", "d"
@@ -32,7 +32,7 @@ _AT = "julianday('now')"
 
 
 def trigger_names(prefix: str, number: int) -> list[str]:
-    kinds = ("bi", "ai", "bu", "au", "bd", "ad")
+    kinds = ("bi", "ai", "ar", "bu", "au", "aw", "bd", "ad")
     return [f"{prefix}{number}_{kind}" for kind in kinds]
 
 
@@ -50,22 +50,33 @@ class TriggerWriter:
         self._values = ", ".join(self._value(name) for name in shape.columns)
 
     def statements(self) -> list[str]:
+        """AFTER INSERT and AFTER UPDATE are two triggers each: the usual one does not read the
+        queue, which costs more than all the rest."""
         bodies = (
-            ("BEFORE INSERT", self._candidates()),
-            ("AFTER INSERT", self._after_insert()),
-            ("BEFORE UPDATE", self._before_update()),
-            ("AFTER UPDATE", self._after_update()),
-            ("BEFORE DELETE", [self._image(BEFORE, self._same("OLD"), self._key_of("OLD"))]),
-            ("AFTER DELETE", self._after_delete()),
+            ("BEFORE INSERT", "", self._candidates()),
+            ("AFTER INSERT", f"NOT ({self._has_candidates()})", self._after_insert()),
+            ("AFTER INSERT", self._has_candidates(), self._after_replace()),
+            ("BEFORE UPDATE", "", self._before_update()),
+            ("AFTER UPDATE", f"NOT ({self._has_candidates(True)})", self._after_update()),
+            ("AFTER UPDATE", self._has_candidates(True), self._after_update_or_replace()),
+            ("BEFORE DELETE", "", [self._image(BEFORE, self._same("OLD"), self._key_of("OLD"))]),
+            ("AFTER DELETE", "", self._after_delete()),
         )
         return [
-            f"CREATE TRIGGER {name} {event} ON {self._table} BEGIN {' '.join(body)} END"
-            for name, (event, body) in zip(self._names, bodies, strict=True)
+            f"CREATE TRIGGER {name} {event} ON {self._table}{f' WHEN {when}' if when else ''}"
+            f" BEGIN {' '.join(body)} END"
+            for name, (event, when, body) in zip(self._names, bodies, strict=True)
         ]
 
     # ------------------------------------------------------------ triggers
 
     def _after_insert(self) -> list[str]:
+        return [
+            self._image(INSERT, self._same("NEW")),
+            self._gone(INSERTED_GONE, self._keys, "NEW"),
+        ]
+
+    def _after_replace(self) -> list[str]:
         replaced = [
             f"(SELECT c.k{i} FROM {self._queue} c WHERE {self._is_candidate(self._newest(0))})"
             for i in range(len(self._shape.key))
@@ -87,13 +98,20 @@ class TriggerWriter:
         both = f"{self._keys}, " + ", ".join(f"c{i}" for i in places)
         not_new = f"({self._same('NEW')}) IS NOT 1"
         other = f"{self._differs('OLD', 'NEW')} AND {self._same('OLD')} AND {not_new}"
-        row = f"SELECT 1 FROM {self._table} t WHERE {self._same('c')} AND {not_new}"
         return [
-            self._vanished(row, update=True),
             self._image(UPDATE, self._same("NEW"), self._key_of("OLD")),
             self._gone(UPDATED_GONE, both, "OLD", "NEW"),
             self._image(PRESENT, other),
         ]
+
+    def _after_update_or_replace(self) -> list[str]:
+        not_new = f"({self._same('NEW')}) IS NOT 1"
+        itself = " AND ".join(
+            f"c.k{i} IS OLD.{quoted(name)}" for i, name in enumerate(self._shape.key)
+        )
+        row = f"SELECT 1 WHERE {itself} UNION ALL"
+        row += f" SELECT 1 FROM {self._table} t WHERE {self._same('c')} AND {not_new}"
+        return [self._vanished(row, update=True), *self._after_update()]
 
     def _after_delete(self) -> list[str]:
         return [
@@ -200,8 +218,9 @@ class TriggerWriter:
                 for name, coll in zip(index.expressions, index.collations, strict=True)
             )
         key = ", ".join(quoted(name) for name in self._shape.key)
+        new = self._as_table(index, "NEW")
         terms = [
-            f"({expression}) = (SELECT {expression} FROM {self._as_table('NEW')}) COLLATE {coll}"
+            f"({expression}) = (SELECT {expression} FROM {new}) COLLATE {coll}"
             for expression, coll in zip(index.expressions, index.collations, strict=True)
         ]
         if index.predicate is not None:
@@ -209,18 +228,35 @@ class TriggerWriter:
         where = " AND ".join(terms)
         return f"({self._key_of('t')}) IN (SELECT {key} FROM {self._table} WHERE {where})"
 
-    def _as_table(self, row: str) -> str:
-        """So that an expression over the table's columns can be computed for NEW."""
-        columns = ", ".join(f"{row}.{quoted(n)} AS {quoted(n)}" for n in self._shape.every)
-        return f"(SELECT {columns})"
+    def _as_table(self, index: UniqueIndex, row: str) -> str:
+        """So that an expression over the table's columns can be computed for NEW. With the columns
+        that it names only: no other one is needed, and each of them could be dropped."""
+        text = " ".join([*index.expressions, index.predicate or ""])
+        named = {unquoted(word).lower() for word in words(text)}
+        columns = [n for n in self._shape.every if n.lower() in named]
+        return f"(SELECT {', '.join(f'{row}.{quoted(n)} AS {quoted(n)}' for n in columns)})"
 
     def _token(self, i: int, row: str = "NEW") -> str:
-        """The values of NEW in a unique index, as one text."""
+        """The values of NEW in a unique index, as one text, and whether it is in a partial one: an
+        update may only change that."""
         index = self._shape.uniques[i]
         names = [f"{row}.{quoted(name)}" for name in index.expressions]
         values = [f"quote({value})" for value in (names if index.columns else index.expressions)]
+        if index.predicate is not None:
+            values.append(f"quote(({index.predicate}) IS TRUE)")
         text = f"'{self._number}:{i}:' || {' || '.join(values)}"
-        return text if index.columns else f"(SELECT {text} FROM {self._as_table(row)})"
+        return text if index.columns else f"(SELECT {text} FROM {self._as_table(index, row)})"
+
+    def _has_candidates(self, update: bool = False) -> str:
+        """Whether rows were written that this statement may have replaced."""
+        terms = []
+        for i in range(len(self._shape.uniques)):
+            term = (
+                f"EXISTS (SELECT 1 FROM {self._queue} WHERE token = {self._token(i)}"
+                f" AND at = {_AT})"
+            )
+            terms.append(f"({self._changed(i)} AND {term})" if update else term)
+        return " OR ".join(terms)
 
     def _newest(self, i: int, update: bool = False) -> str:
         token = self._token(i)

@@ -97,12 +97,12 @@ def add(
 
     async def work() -> None:
         settings = settings_for(url, embedded, data_dir)
+        checked = await check_source(definition)
+        if checked.is_refused:
+            _print_check(definition, checked, json=json)
+            raise typer.Exit(1)
         async with connected(settings) as connection:
             await schema.install(connection)
-            checked = await check_source(definition)
-            if checked.is_refused:
-                _print_check(definition, checked, json=json)
-                raise typer.Exit(1)
             added = await registry.declare(connection, definition, "command")
             _print_added(definition, checked, added, json=json)
             if wait:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -68,11 +69,13 @@ async def _check(url: str, names: list[str]) -> None:
 
 
 async def run_until_cancelled(url: str, names: list[str] | None) -> None:
-    """Run sources. When cancelled, the transactions at hand are finished first."""
+    """Run sources. When cancelled, as by Ctrl-C, it finishes the transactions at hand and returns:
+    that is the usual end."""
     supervisor = Supervisor(url)
     running = asyncio.create_task(supervisor.run(names), name="sources")
     try:
-        await asyncio.shield(running)
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(running)
     finally:
         await supervisor.stop()
         await asyncio.wait({running})

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -88,7 +89,7 @@ class LogReader:
         self._url = url
         self._second: Connection | None = None
         self._waits = False
-        """Whether the last read found that tables are captured from the WAL."""
+        """Whether tables were captured from the WAL when this was last read."""
 
     @classmethod
     async def open(
@@ -100,12 +101,14 @@ class LogReader:
     ) -> LogReader:
         """A reader of the log in this database. The connection is for reading the log only."""
         await _prepare(connection)
-        log, installation, snapshot = await _one(
+        log, installation, snapshot, waits = await _one(
             connection,
-            "select headwater.log_id(), id, pg_current_snapshot()::text"
+            "select headwater.log_id(), id, pg_current_snapshot()::text, wal_slot is not null"
             " from headwater.installation",
         )
-        return cls(log, installation, Position.of_snapshot(log, snapshot), wants, url)
+        reader = cls(log, installation, Position.of_snapshot(log, snapshot), wants, url)
+        reader._waits = waits
+        return reader
 
     async def close(self) -> None:
         """End the second connection, if there is one."""
@@ -271,7 +274,10 @@ class LogReader:
                 new = self._shapes.mirrored(rows) - origins.keys()
                 origins |= await find_origins(connection, new)
                 xids = self._in_order(pending)
-                finished = await _without_changes_beyond(connection, xids, upto)
+                finished, others_end = await _without_changes_beyond(connection, xids, upto)
+                if self._waits and others_end is not None:
+                    # Not before a transaction that ended earlier, and was appended later.
+                    finished = [xid for xid in finished if pending.newest(xid) <= others_end]
                 for xid, ready, complete in pending.take_ready(finished):
                     if held is not None:
                         yield held
@@ -396,15 +402,20 @@ async def _fetch_page(
     return page
 
 
-async def _without_changes_beyond(connection: Connection, xids: list[int], upto: int) -> list[int]:
-    """The transactions without rows after the pages read so far, in the same order."""
+async def _without_changes_beyond(
+    connection: Connection, xids: list[int], upto: int
+) -> tuple[list[int], datetime | None]:
+    """The transactions without rows after the pages read so far, in the same order; and when the
+    first of the others ends."""
     cursor = await connection.execute(
-        "select x.xid::text::bigint from unnest(%s::xid8[]) with ordinality x (xid, n)"
-        " where not exists (select from headwater.log l where l.xid = x.xid and l.seq > %s)"
+        "select x.xid::text::bigint, (select max(l.at) from headwater.log l"
+        " where l.xid = x.xid and l.seq > %s) from unnest(%s::xid8[]) with ordinality x (xid, n)"
         " order by x.n",
-        (list(map(str, xids)), upto),
+        (upto, list(map(str, xids))),
     )
-    return [row[0] for row in await cursor.fetchall()]
+    found = await cursor.fetchall()
+    ends = [at for _, at in found if at is not None]
+    return [xid for xid, at in found if at is None], min(ends, default=None)
 
 
 def _values(result: PGresult | None, count: int) -> list[bytes]:

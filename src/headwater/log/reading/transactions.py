@@ -7,6 +7,7 @@ so after that one had committed, so this order is right for every row.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from headwater.limits import TRANSACTION_PART_CHANGES
 from headwater.log.reading.rows import LogRow
@@ -31,8 +32,11 @@ class PendingTransactions:
 
     def xids_by_time(self) -> list[int]:
         """In the order of the times of each transaction's newest row."""
-        newest = {xid: max(row.at for row in rows) for xid, rows in self._rows.items()}
-        return sorted(newest, key=newest.__getitem__)
+        return sorted(self._rows, key=self.newest)
+
+    def newest(self, xid: int) -> datetime:
+        """The time of the transaction's newest row."""
+        return max(row.at for row in self._rows[xid])
 
     def take(self, xid: int) -> list[LogRow]:
         return self._rows.pop(xid)

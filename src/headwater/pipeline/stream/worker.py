@@ -138,6 +138,8 @@ def _executed(part: LogSlice, owner: str) -> _Answer:
 def _as_events(batch: pa.RecordBatch, position: str) -> pa.RecordBatch:
     columns = {name: batch.column(name) for name in batch.schema.names}
     columns["position"] = pa.repeat(pa.scalar(position, pa.string()), batch.num_rows)
+    if "source" not in columns:
+        columns |= {name: pa.nulls(batch.num_rows) for name in _ORIGIN}
     arrays = [columns[field.name].cast(field.type) for field in EVENTS]
     return pa.RecordBatch.from_arrays(arrays, schema=EVENTS)
 
@@ -187,8 +189,9 @@ def forget(url: str, owner: str = "") -> None:
 
 def statement(part: LogSlice) -> str:
     """The query for a part. It has no text from outside: only numbers, times and positions."""
-    names = [name for name in EVENTS.names if name != "position"]
-    fields = _FIELDS | (_ORIGIN if part.origins else _NO_ORIGIN)
+    absent = {"position"} if part.origins else {"position", *_ORIGIN}
+    names = [name for name in EVENTS.names if name not in absent]
+    fields = _FIELDS | _ORIGIN
     columns = ", ".join(f"{fields.get(name, f'r.{name}')} as {name}" for name in names)
     return f"""
         with shapes as materialized (
@@ -296,12 +299,6 @@ _ORIGIN = {
     "source": "o.source",
     "source_position": "o.position",
     "source_committed_at": "o.committed_at",
-}
-
-_NO_ORIGIN = {
-    "source": "null::text",
-    "source_position": "null::text",
-    "source_committed_at": "null::timestamptz",
 }
 
 _IMAGE = "coalesce(r.after, r.before)"

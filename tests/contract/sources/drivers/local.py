@@ -1,4 +1,4 @@
-"""The contract suite over tables in Headwater's own database: captured by triggers, or from its WAL.
+"""The contract suite over tables in Headwater's own database, captured by triggers or from its WAL.
 The table is its own mirror."""
 
 from __future__ import annotations

@@ -39,9 +39,7 @@ CASES = [
     TypeCase("numeric(12,2)", 0.125, "numeric(12,2)", "0.13"),
     TypeCase("double precision", 0.1, "double precision", "0.1"),
     TypeCase("boolean", True, "boolean", "t"),
-    TypeCase(
-        "timestamp", DatetimeMS(1500), "timestamp without time zone", "1970-01-01 00:00:01.5"
-    ),
+    TypeCase("timestamp", DatetimeMS(1500), "timestamp without time zone", "1970-01-01 00:00:01.5"),
     TypeCase("date", DatetimeMS(-1), "date", "1969-12-31"),
     TypeCase("uuid", Binary.from_uuid(UUID(_ID)), "uuid", _ID),
     TypeCase("bytea", b"\x00\xff", "bytea", "\\x00ff"),

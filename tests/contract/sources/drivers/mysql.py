@@ -137,7 +137,7 @@ class MysqlDriver:
     can = frozenset(
         {
             "transactions", "interleave", "rekey", "truncate", "ddl", "lose_position", "restart",
-            "names", "keyless",
+            "names", "keyless", "missing",
         }
     )  # fmt: skip
 
@@ -170,10 +170,13 @@ class MysqlDriver:
         return []
 
     def definition(self, *tables: str, **options: Any) -> SourceDefinition:
-        fields: dict[str, Any] = {"tables": tuple(TableSpec(table) for table in tables)}
-        return SourceDefinition(
-            "shop", self.server.url(self.database), "shop", **(fields | options)
-        )
+        fields: dict[str, Any] = {
+            "name": "shop",
+            "url": self.server.url(self.database),
+            "into": "shop",
+            "tables": tuple(TableSpec(table) for table in tables),
+        }
+        return SourceDefinition(**(fields | options))
 
     async def execute(self, *statements: str) -> list[tuple[Any, ...]]:
         return await asyncio.to_thread(self.server.run, *statements, database=self.database)

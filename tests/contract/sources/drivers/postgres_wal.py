@@ -40,32 +40,26 @@ class PostgresWriter:
 
     async def insert_many(self, table: str, rows: list[dict[str, Any]]) -> None:
         names = list(rows[0])
-        statement = sql.SQL("insert into {} ({}) values ({})").format(
-            sql.Identifier(table),
-            sql.SQL(", ").join(map(sql.Identifier, names)),
-            sql.SQL(", ").join([sql.Placeholder()] * len(names)),
-        )
+        columns, places = ", ".join(map(_escaped, names)), ", ".join(["%s"] * len(names))
+        statement = f"insert into {_escaped(table)} ({columns}) values ({places})"
         async with self.connection.cursor() as cursor:
-            await cursor.executemany(statement, [[row[name] for name in names] for row in rows])
+            await cursor.executemany(
+                statement.encode(), [[row[name] for name in names] for row in rows]
+            )
 
     async def update(self, table: str, id: int, values: dict[str, Any]) -> None:
-        assignments = sql.SQL(", ").join(
-            sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder()) for name in values
-        )
-        statement = sql.SQL("update {} set {} where id = {}").format(
-            sql.Identifier(table), assignments, sql.Placeholder()
-        )
-        await self.connection.execute(statement, [*values.values(), id])
+        assignments = ", ".join(f"{_escaped(name)} = %s" for name in values)
+        statement = f"update {_escaped(table)} set {assignments} where id = %s"
+        await self.connection.execute(statement.encode(), [*values.values(), id])
 
     async def rekey(self, table: str, id: int, to: int) -> None:
         await self.update(table, id, {"id": to})
 
     async def delete(self, table: str, id: int) -> None:
-        statement = sql.SQL("delete from {} where id = %s").format(sql.Identifier(table))
-        await self.connection.execute(statement, [id])
+        await self.connection.execute(f"delete from {_escaped(table)} where id = %s".encode(), [id])
 
     async def truncate(self, table: str) -> None:
-        await self.connection.execute(sql.SQL("truncate {}").format(sql.Identifier(table)))
+        await self.connection.execute(f"truncate {_quoted(table)}".encode())
 
     async def commit(self) -> None:
         await self.connection.commit()
@@ -81,7 +75,7 @@ class PostgresWalDriver:
     can = frozenset(
         {
             "transactions", "interleave", "rekey", "truncate", "ddl", "lose_position", "restart",
-            "names", "keyless",
+            "names", "keyless", "missing",
         }
     )  # fmt: skip
 
@@ -164,7 +158,8 @@ class PostgresWalDriver:
     async def leftovers(self) -> list[str]:
         async with await AsyncConnection.connect(self.url, autocommit=True) as connection:
             cursor = await connection.execute(
-                "select slot_name::text from pg_replication_slots where database = current_database()"
+                "select slot_name::text from pg_replication_slots"
+                " where database = current_database()"
                 " union all select pubname::text from pg_publication"
             )
             return [name for (name,) in await cursor.fetchall()]
@@ -219,6 +214,11 @@ class PostgresWalDriver:
 
 def _quoted(name: str) -> str:
     return sql.Identifier(name).as_string()
+
+
+def _escaped(name: str) -> str:
+    """For a statement with placeholders."""
+    return _quoted(name).replace("%", "%%")
 
 
 POSTGRES_TYPES = [

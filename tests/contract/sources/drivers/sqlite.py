@@ -118,7 +118,9 @@ class SqliteWriter:
 
 class SqliteDriver:
     kind = "sqlite"
-    can = frozenset({"transactions", "rekey", "ddl", "lose_position", "names", "keyless"})
+    can = frozenset(
+        {"transactions", "rekey", "ddl", "lose_position", "names", "keyless", "missing"}
+    )
     """Not `truncate`: `DELETE FROM` is a delete of each row. Not `interleave`: there is one writer
     at a time. Not `restart`: there is no server."""
 

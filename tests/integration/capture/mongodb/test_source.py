@@ -30,6 +30,14 @@ async def test_a_healthy_source_has_no_problems(shop: Shop, source_of: Sources) 
     await source.remove()
 
 
+async def test_estimate(shop: Shop, source_of: Sources) -> None:
+    """For the bar of a copy; the stand-in does not count."""
+    await shop.orders.insert_one({"_id": 1})
+    source = source_of(ORDERS)
+    (table,) = await source.tables()
+    assert await source.estimate(table) in (1, None)
+
+
 async def test_changes_of_every_kind(shop: Shop, source_of: Sources) -> None:
     await shop.orders.insert_one({"_id": 1, "status": "open"})
     source = source_of(ORDERS)

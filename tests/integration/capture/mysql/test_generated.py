@@ -22,8 +22,8 @@ from headwater.capture.source import (
 )
 from headwater.errors import SourceUnavailable
 from tests.contract.sources.drivers.mysql import MysqlDriver
-from tests.integration.capture.mysql.generating import History
-from tests.integration.capture.mysql.reading import (
+from tests.support.mysql.generating import History
+from tests.support.mysql.reading import (
     Rows,
     changed,
     copied,
@@ -84,7 +84,7 @@ def _stored(url: str, table: SourceTable, rows: Rows) -> None:
         parts = [
             sql.SQL("{} {}{}").format(
                 sql.Identifier(column.name),
-                sql.SQL(column.type),  # type: ignore[arg-type]
+                sql.SQL(column.type),
                 sql.SQL("" if column.nullable else " not null"),
             )
             for column in table.columns

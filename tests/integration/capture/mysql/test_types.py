@@ -8,7 +8,7 @@ from psycopg import sql
 
 from headwater.capture.source import SchemaChange, SourceTable
 from tests.contract.sources.drivers.mysql import TYPES, MysqlDriver
-from tests.integration.capture.mysql.reading import changed, copied, opened, transactions
+from tests.support.mysql.reading import changed, copied, opened, transactions
 
 _PRINTED = {
     "timestamp": "timestamp without time zone",
@@ -22,15 +22,15 @@ def printed(url: str, table: SourceTable, row: tuple[str | None, ...]) -> list[s
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("set time zone 'UTC'")
         columns = sql.SQL(", ").join(
-            sql.SQL("c{} " + column.type).format(sql.SQL(str(i)))  # type: ignore[arg-type]
+            sql.SQL("c{} " + column.type).format(sql.SQL(str(i)))
             for i, column in enumerate(table.columns)
         )
         connection.execute(sql.SQL("create temp table t ({})").format(columns))
         places = ", ".join(["%s"] * len(row))
-        connection.execute(f"insert into t values ({places})", row)  # type: ignore[arg-type]
+        connection.execute(f"insert into t values ({places})", row)
         printed = "case when c{0} is not null then format('%s', c{0}) end"
         names = ", ".join(printed.format(i) for i in range(len(row)))
-        found = connection.execute(f"select {names} from t").fetchone()  # type: ignore[arg-type]
+        found = connection.execute(f"select {names} from t").fetchone()
         assert found is not None
         return list(found)
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -13,9 +16,10 @@ import pytest
 from psycopg import AsyncConnection
 
 from headwater.capture.postgres.wal.source import PostgresSource
+from headwater.capture.source import SourceDefinition
 from headwater.errors import SourceUnavailable
 from tests.contract.sources.drivers.postgres_wal import PostgresWalDriver
-from tests.integration.capture.wal.replica import Replica, judge, log_end
+from tests.support.wal_replica import Replica, judge, log_end
 
 TABLES = ("orders", "lines", "readings")
 
@@ -81,7 +85,7 @@ class Generator:
         if choose < 0.60:
             return f"update {self._table()} set n = (n + 13) % 100 where {some}"
         if choose < 0.70:
-            return f"update {self._table()} set note = {note} where {some}"
+            return f"update {self._table()} set note = {note} where {some} and n % 5 = 0"
         if choose < 0.78:
             return f"update orders set id = id + 1000000 where id % 11 = {n % 11}"
         if choose < 0.83:
@@ -92,6 +96,7 @@ class Generator:
 
     def _insert(self, rows: int, n: int, note: str) -> str:
         first, self._next = self._next, self._next + rows
+        note = note if rows < 10 else "'y'"
         series = f"generate_series({first}, {self._next - 1}) i"
         table = self._table()
         if table == "lines":
@@ -116,37 +121,32 @@ class Generator:
         return f"alter table {self._table()} {change}"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 async def test_a_replica_equals_the_source(driver: PostgresWalDriver, seed: int) -> None:
     generator = Generator(seed, driver.url)
     await generator.create(driver)
     await generator.write(30)
     definition = driver.definition(*TABLES)
-    source = PostgresSource(definition)
-    replica = Replica(source, chunk_rows=generator.random.choice([50, 1000, 5000]))
+    replica = Replica(
+        PostgresSource(definition), chunk_rows=generator.random.choice([50, 1000, 5000])
+    )
     await replica.begin()
     try:
         for _ in range(5):
             writing = asyncio.create_task(_write(generator, driver))
             steps, crashes = generator.random.randint(1, 40), generator.random.random() < 0.6
-            try:
-                await _read_some(replica, steps, writing)
-            except SourceUnavailable as error:
-                # Until 15.x the server fails when it streams a TRUNCATE that is then rolled back.
-                assert "could not map filenode" in str(error)
-                crashes = True
+            await _read(replica, definition, partial(_some, replica, steps, writing))
             if crashes:  # what was not saved is read again
-                await source.close()
-                source = PostgresSource(definition)
-                await replica.crash(source)
+                await replica.source.close()
+                await replica.crash(PostgresSource(definition))
             await writing
-        await replica.catch_up(driver.url)
+        await _read(replica, definition, partial(replica.catch_up, driver.url))
         for name in TABLES:
             rows = sorted(replica.rows[name].values(), key=repr)
             assert rows == await judge(driver.url, replica.tables[name], f"public.{name}"), name
     finally:
-        await source.remove()
-        await source.close()
+        await replica.source.remove()
+        await replica.source.close()
 
 
 async def _write(generator: Generator, driver: PostgresWalDriver) -> None:
@@ -157,7 +157,24 @@ async def _write(generator: Generator, driver: PostgresWalDriver) -> None:
     await log_end(driver.url)  # the reader gets one more position
 
 
-async def _read_some(replica: Replica, steps: int, writing: asyncio.Task[None]) -> None:
+async def _read(
+    replica: Replica, definition: SourceDefinition, reading: Callable[[], Awaitable[None]]
+) -> None:
+    """Some releases of PostgreSQL fail when they stream a TRUNCATE that is then rolled back, and no
+    longer when the reader comes back after that. So do we."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            return await reading()
+        except SourceUnavailable as error:
+            if "could not map filenode" not in str(error) or time.monotonic() > until:
+                raise
+        await replica.source.close()
+        await replica.crash(PostgresSource(definition))
+        await asyncio.sleep(0.1)
+
+
+async def _some(replica: Replica, steps: int, writing: asyncio.Task[None]) -> None:
     """Items in the number of steps; some positions are saved and acknowledged."""
     last = len(replica.items) + steps
     await replica.run(

@@ -40,7 +40,7 @@ def _plain(change: RowChanges) -> tuple[str, list[object], list[object]]:
     return change.op, list(change.before), list(change.after)
 
 
-INSERTED = ("insert", [], [("1", "a")])
+INSERTED: tuple[str, list[object], list[object]] = ("insert", [], [("1", "a")])
 
 
 @pytest.mark.parametrize(

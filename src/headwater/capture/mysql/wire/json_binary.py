@@ -7,10 +7,12 @@ binary JSON.
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 
 from headwater.capture.mysql.values import json_text
+from headwater.capture.mysql.wire.decimals import decimal_reader
 
 _DECIMAL, _DATE, _DATETIME, _TIME, _TIMESTAMP = 246, 10, 12, 11, 7
 _NUMBERS = {5: "<h", 6: "<H", 7: "<i", 8: "<I", 9: "<q", 10: "<Q"}
@@ -91,16 +93,12 @@ def _opaque(type: int, data: bytes) -> str:
         return _quoted(_datetime(type, data))
     if type == _TIME:
         return _quoted(_time(data))
-    import base64
-
     return _quoted(f"base64:type{type}:{base64.b64encode(data).decode()}")
 
 
 def _decimal(data: bytes) -> str:
-    from headwater.capture.mysql.wire.columns import decimal_reader
-
     text, _ = decimal_reader(data[0], data[1])(data, 2)
-    return str(text)
+    return text
 
 
 def _datetime(type: int, data: bytes) -> str:

@@ -6,7 +6,7 @@
 -- passwords.
 create table headwater.source_definitions (
   name text primary key,
-  definition jsonb not null, -- capture/source.py: SourceDefinition without its name
+  definition json not null, -- capture/source.py: SourceDefinition without its name
   declared_by text not null check (declared_by in ('command', 'application', 'file')),
   paused boolean not null default false,
   resnapshot text[], -- tables to copy again; {*} for all

@@ -23,14 +23,21 @@ from headwater.capture.postgres.wal.catalog.describe import (
 from headwater.capture.postgres.wal.catalog.filtering import published_filter
 from headwater.capture.postgres.wal.catalog.mirror_types import TypeCatalog
 from headwater.capture.postgres.wal.catalog.publication import PublishedTable
+from headwater.capture.postgres.wal.connecting import fetch
 from headwater.capture.postgres.wal.pgoutput import Relation
-from headwater.capture.postgres.wal.slots import read_server
+from headwater.capture.postgres.wal.slots import flush, read_server
 from headwater.capture.source import Item, SchemaChange, SourceTable, TableDropped, TableSpec
 from headwater.database import Connection
 from headwater.errors import SourceRefused
 
 Found: TypeAlias = Sequence[tuple[TableSpec, CatalogTable | None]]
 Session: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
+
+
+_EXISTING = """
+    select c.oid::bigint from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = any (%s::bigint[]::oid[]) order by n.nspname, c.relname
+"""
 
 
 class CatalogView(msgspec.Struct, frozen=True):
@@ -70,23 +77,27 @@ class CapturedTables:
             for problem in table_problems(spec, catalog, self.types, self.version):
                 if not problem.warning:
                     raise SourceRefused(problem.what, hint=problem.fix)
-            assert catalog is not None
-            self.catalog[spec.name] = catalog
-            self._by_oid[catalog.oid] = spec
-            self.tables[spec.name] = source_table(spec, catalog, self.types, self.version)
+        there = [(spec, catalog) for spec, catalog in found if catalog is not None]
+        self.catalog = {spec.name: catalog for spec, catalog in there}
+        self._by_oid = {catalog.oid: spec for spec, catalog in there}
+        self.tables = {
+            spec.name: source_table(spec, catalog, self.types, self.version)
+            for spec, catalog in there
+        }
 
     async def _load_types(self, connection: Connection, tables: list[CatalogTable]) -> None:
         await self.types.load(connection, ((c.type, c.modifier) for t in tables for c in t.columns))
 
-    def published(self) -> list[PublishedTable]:
-        return [
-            PublishedTable(
-                spec,
-                self.catalog[spec.name],
-                published_filter(spec, self.catalog[spec.name], self.tables[spec.name], self.types),
-            )
-            for spec in self._by_oid.values()
-        ]
+    async def published(self, connection: Connection) -> list[PublishedTable]:
+        """The tables for the publication. One that was dropped since is left out; its end is
+        returned with the changes."""
+        rows = await fetch(connection, _EXISTING, list(self._by_oid))
+        return [self._published(self._by_oid[oid]) for (oid,) in rows]
+
+    def _published(self, spec: TableSpec) -> PublishedTable:
+        catalog, table = self.catalog[spec.name], self.tables[spec.name]
+        where = published_filter(spec, catalog, table, self.types)
+        return PublishedTable(spec, catalog, where)
 
     def spec(self, name: str) -> TableSpec:
         return next(spec for spec in self._by_oid.values() if spec.name == name)
@@ -126,17 +137,29 @@ class CapturedTables:
 
     # -------------------------------------------------------------------- the catalog
 
-    async def view(self) -> CatalogView:
-        """The catalog now. Its position is read last, so the log up to it has every change that
-        the catalog shows."""
+    async def view(self) -> CatalogView | None:
+        """The catalog now, if anything in it is not as it was. Its position is read last, so the
+        log up to it has every change that the catalog shows."""
         edition = dict(self._edition)
         async with self._session() as connection:
             found = await self.find(connection)
+            if not any(self._differs(spec, table) for spec, table in found):
+                return None
             server = await read_server(connection)
+            if server.flushed < server.inserted:
+                await flush(connection)  # or an idle server would not send so much of its log
         return CatalogView(server.inserted, found, edition)
 
+    def _differs(self, spec: TableSpec, catalog: CatalogTable | None) -> bool:
+        if spec.name not in self.tables:
+            return False
+        if catalog is None or catalog != self.catalog[spec.name]:
+            return True
+        return source_table(spec, catalog, self.types, self.version) != self.tables[spec.name]
+
     def compare(self, view: CatalogView) -> Iterator[Item]:
-        """What the catalog shows that the log did not say."""
+        """What the catalog shows that the log did not say. An item counts as known when it is
+        returned; if the reader stops then, the next view finds the rest."""
         for spec, catalog in view.found:
             if spec.name not in self.tables:
                 continue
@@ -148,7 +171,7 @@ class CapturedTables:
                 yield TableDropped(spec.name)
             else:
                 yield from self._compare(spec, known, catalog)
-        self.truncated.clear()
+            self.truncated.discard(spec.name)
 
     def _compare(
         self, spec: TableSpec, known: CatalogTable, catalog: CatalogTable
@@ -156,11 +179,11 @@ class CapturedTables:
         before = self.tables[spec.name]
         after = source_table(spec, catalog, self.types, self.version)
         moved = catalog.kind == "p" and self._rows_moved(spec.name, known, catalog)
+        again = moved or self._copies(before, after, catalog)
+        self.catalog[spec.name] = catalog
         if catalog.key and (after != before or moved):
-            again = moved or self._copies(before, after, catalog)
             self.tables[spec.name] = after
             yield SchemaChange(after, again)
-        self.catalog[spec.name] = catalog
 
     def _rows_moved(self, name: str, known: CatalogTable, catalog: CatalogTable) -> bool:
         """Whether rows of a partitioned table came or went without changes in the log: a partition

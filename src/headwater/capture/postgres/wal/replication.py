@@ -59,11 +59,11 @@ Received: TypeAlias = Data | Keepalive
 class ReplicationStream:
     """One connection that reads one slot. Made by `open_stream`; closed by `close`."""
 
-    def __init__(self, connection: Connection, url: str, start_lsn: int) -> None:
+    def __init__(self, connection: Connection, url: str) -> None:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._url = url
-        self._confirmed = start_lsn
+        self._confirmed = 0  # the server ignores it
         self._sent = 0
         self._sent_at = 0.0
         self._asked = False
@@ -247,14 +247,15 @@ async def open_stream(
     streaming: bool = True,
     messages: bool = False,
 ) -> ReplicationStream:
-    """Read the slot from an LSN on; the server begins later if that was confirmed already. With
+    """Read the slot from an LSN on; the server begins later if that was confirmed already. Nothing
+    is confirmed by this. With
     `streaming`, the server sends large transactions before they commit. With `messages`, also what
     `pg_logical_emit_message` wrote."""
     command = start_command(slot, publications, start_lsn, streaming, messages)
     until = time.monotonic() + SLOT_RELEASE_SECONDS
     while True:
         connection = await open_walsender(url, purpose=purpose)
-        stream = ReplicationStream(connection, url, start_lsn)
+        stream = ReplicationStream(connection, url)
         try:
             await stream.begin(command)
             return stream

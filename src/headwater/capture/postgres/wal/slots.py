@@ -62,6 +62,13 @@ _SERVER = """
 """
 
 
+async def flush(connection: Connection) -> None:
+    """Make the server flush its log. A commit that writes something does; a message is the least
+    that can be written, and readers of the log skip it."""
+    await connection.execute("set synchronous_commit = local")
+    await connection.execute("select pg_logical_emit_message(true, 'headwater', '')")
+
+
 def end_of_record(lsn: int, block: int) -> int:
     """Where the last record before an insert position ends. At the start of a page the position is
     behind the page's header, which no reader of the log ever reports.
@@ -103,7 +110,7 @@ def slot_name(source: str) -> str:
     """The slot of a source: lower-case letters, digits and underscores, at most 63.
 
     >>> slot_name("shop"), slot_name("Shop 2")
-    ('headwater_shop', 'headwater_shop_2_3fd3f70c')
+    ('headwater_shop', 'headwater_shop_2_f58cd829')
     """
     name = re.sub(r"[^a-z0-9_]", "_", source.lower())
     if name == source and len(name) <= 53:

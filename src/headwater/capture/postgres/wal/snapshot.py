@@ -21,7 +21,7 @@ from psycopg import sql
 
 from headwater.capture.postgres.wal.connecting import fetch
 from headwater.capture.postgres.wal.positions import Position
-from headwater.capture.postgres.wal.slots import read_server
+from headwater.capture.postgres.wal.slots import flush, read_server
 from headwater.capture.source import Chunk, SourceKey, SourceRow, SourceTable
 from headwater.database import Connection
 from headwater.errors import SourceUnavailable
@@ -96,27 +96,18 @@ async def read_chunk(
     low: Position,
     visibility: Visibility,
 ) -> Chunk:
-    """One chunk, of the statement that `chunk_statement` made."""
+    """One chunk, of the statement that `chunk_statement` made. After an error the connection is
+    not usable."""
     await _begin(connection, visibility)
-    try:
-        server = await read_server(connection)
-        found, full = await _copy(connection, statement, rows)
-    finally:
-        if not connection.closed:
-            await connection.rollback()
-            await connection.set_autocommit(True)
+    server = await read_server(connection)
+    found, full = await _copy(connection, statement, rows)
+    await connection.rollback()
+    await connection.set_autocommit(True)
     if server.flushed < server.inserted:
         await flush(connection)
     places = table.key_places()
     last: SourceKey | None = tuple(str(found[-1][at]) for at in places) if full else None
     return Chunk(found, last, str(low), str(server.position))
-
-
-async def flush(connection: Connection) -> None:
-    """Make the server flush its log. A commit that writes something does; a message is the least
-    that can be written, and readers of the log skip it."""
-    await connection.execute("set synchronous_commit = local")
-    await connection.execute("select pg_logical_emit_message(true, 'headwater', '')")
 
 
 async def _begin(connection: Connection, visibility: Visibility) -> None:
@@ -138,19 +129,26 @@ async def _begin(connection: Connection, visibility: Visibility) -> None:
         await asyncio.sleep(0.01)
 
 
+class _Full(Exception):
+    """A chunk has enough bytes. Raised inside the COPY, so that the driver cancels the rest."""
+
+
 async def _copy(connection: Connection, statement: Sql, rows: int) -> tuple[list[SourceRow], bool]:
     """The rows, and whether there may be more."""
     found: list[SourceRow] = []
     size = 0
     try:
         async with connection.cursor() as cursor:
-            text = f"copy ({statement.text}) to stdout".encode()
-            async with cursor.copy(text, statement.values) as copy:
+            # With a value in any case: without one, the driver would not read "%%" as "%".
+            text = f"copy ({statement.text} limit %s) to stdout".encode()
+            async with cursor.copy(text, (*statement.values, rows)) as copy:
                 async for data in copy:
                     size += len(data)
                     if found and size > SOURCE_CHUNK_BYTES:
-                        return found, True  # the rest is cancelled
+                        raise _Full
                     found.append(parse_line(bytes(data)))
+    except _Full:
+        return found, True
     except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable) as error:
         raise SourceUnavailable(
             f"a table of the source was altered while it was copied: {error.diag.message_primary}",
@@ -163,7 +161,6 @@ def chunk_statement(
     from_: str,
     table: SourceTable,
     after: SourceKey | None,
-    rows: int,
     where: Sql | None,
     by_text: Sequence[str],
 ) -> Sql:
@@ -172,8 +169,8 @@ def chunk_statement(
 
     >>> from headwater.capture.source import SourceColumn
     >>> t = SourceTable("t", "t", (SourceColumn("id", "bigint"), SourceColumn("x", "text")), ("id",))
-    >>> chunk_statement("only public.t", t, ("7",), 10, None, ())
-    Sql(text='select "id", "x" from only public.t where ("id") > (%s) order by "id" limit 10', values=('7',))
+    >>> chunk_statement("only public.t", t, ("7",), None, ())
+    Sql(text='select "id", "x" from only public.t where ("id") > (%s) order by "id"', values=('7',))
     """  # noqa: E501
     columns = ", ".join(identifier(column.name) for column in table.columns)
     keys = [_key(name, name in by_text) for name in table.key]
@@ -184,7 +181,7 @@ def chunk_statement(
     text = f"select {columns} from {from_.replace('%', '%%')}"
     if conditions:
         text += " where " + " and ".join(each.text for each in conditions)
-    text += f" order by {', '.join(keys)} limit {int(rows)}"
+    text += f" order by {', '.join(keys)}"
     return Sql(text, tuple(value for each in conditions for value in each.values))
 
 

@@ -13,7 +13,7 @@ is `lagging`, and `spool_folder` where large transactions wait for their commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import msgspec
@@ -21,7 +21,11 @@ import msgspec
 from headwater.capture.postgres.wal.captured import CapturedTables
 from headwater.capture.postgres.wal.catalog import checks
 from headwater.capture.postgres.wal.catalog.filtering import pushed_filter
-from headwater.capture.postgres.wal.catalog.publication import drop_publication, ensure_publication
+from headwater.capture.postgres.wal.catalog.publication import (
+    check_publication,
+    drop_publication,
+    ensure_publication,
+)
 from headwater.capture.postgres.wal.connecting import fetch_value, open_session, source_errors
 from headwater.capture.postgres.wal.positions import Position, parse_position
 from headwater.capture.postgres.wal.replication import ReplicationStream, open_stream
@@ -31,12 +35,13 @@ from headwater.capture.postgres.wal.slots import (
     check_usable,
     create_slot,
     drop_slot,
+    flush,
     judge,
     read_server,
     read_slot,
     slot_name,
 )
-from headwater.capture.postgres.wal.snapshot import Visibility, chunk_statement, flush, read_chunk
+from headwater.capture.postgres.wal.snapshot import Visibility, chunk_statement, read_chunk
 from headwater.capture.postgres.wal.spool import Spool
 from headwater.capture.postgres.wal.tail import Tail
 from headwater.capture.source import (
@@ -49,7 +54,7 @@ from headwater.capture.source import (
     SourceTable,
 )
 from headwater.database import Connection
-from headwater.errors import ConfigError, PositionLost, SourceError, SourceRefused
+from headwater.errors import ConfigError, SourceError, SourceRefused
 
 CATALOG_SECONDS = 5.0
 """How often the catalog is compared with what the log said."""
@@ -126,9 +131,15 @@ class PostgresSource:
         if not self._tables.tables:
             await self._tables.load(connection)
         if self._options.publication is None:
-            await ensure_publication(
-                connection, self._publication, self._tables.published(), self._tables.version
-            )
+            tables = await self._tables.published(connection)
+            await ensure_publication(connection, self._publication, tables, self._tables.version)
+
+    async def _check_publication(self, connection: Connection, position: Position) -> None:
+        if not self._tables.tables:
+            await self._tables.load(connection)
+        managed = self._options.publication is None
+        tables = await self._tables.published(connection)
+        await check_publication(connection, self._publication, tables, position.lsn, managed)
 
     async def _make_slot(self, connection: Connection) -> Position:
         """A slot that still works is used again, from the present on."""
@@ -151,6 +162,16 @@ class PostgresSource:
 
     # -------------------------------------------------------------------- reading
 
+    async def estimate(self, table: SourceTable) -> int | None:
+        """As the planner estimates it, also for a table that was never analysed."""
+        async with self._session("snapshot") as connection:
+            if table.name not in self._tables.catalog:
+                await self._tables.load(connection)
+            catalog = self._tables.catalog[table.name]
+            from_ = f"{'only ' if catalog.kind == 'r' else ''}{catalog.quoted}"
+            plan = await fetch_value(connection, f"explain (format json) select from {from_}")
+        return int(plan[0]["Plan"]["Plan Rows"])
+
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         low = self._tail.position if self._tail is not None else self._position
         async with self._session("snapshot") as connection:
@@ -168,14 +189,15 @@ class PostgresSource:
             ]  # fmt: skip
             where = pushed_filter(self._tables.spec(table.name), catalog, table, types)
             from_ = f"{'only ' if catalog.kind == 'r' else ''}{catalog.quoted}"
-            statement = chunk_statement(from_, table, after, rows, where, by_text)
+            statement = chunk_statement(from_, table, after, where, by_text)
             return await read_chunk(connection, statement, table, rows, low, self._visibility)
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = parse_position(after)
         async with self._catalog_session() as connection:
             server = await read_server(connection)
             await check_position(connection, self._url, self._slot, position, server)
+            await self._check_publication(connection, position)
             await self._publish(connection)
             await self._doubt(connection)
         self._position = Position(server.system, server.timeline, position.lsn)
@@ -188,8 +210,6 @@ class PostgresSource:
         try:
             async for item in tail.items():
                 yield item
-        except SourceRefused as error:
-            raise self._lost_publication(error) from error
         finally:
             self._position, self._tail, self._stream = tail.position, None, None
             watching.cancel()
@@ -204,16 +224,6 @@ class PostgresSource:
                 # The reader of the log meets the same error, and reports it.
                 with suppress(SourceError, ConfigError):
                     tail.view = await self._tables.view()
-
-    def _lost_publication(self, error: SourceRefused) -> SourceError:
-        """The server reads old changes with the publication of that time."""
-        if "publication" in str(error) and "does not exist" in str(error):
-            return PositionLost(
-                f"the publication {self._publication} was dropped at the source; changes since then"
-                " cannot be read",
-                hint="Copy the tables again: headwater source resnapshot NAME",
-            )
-        return error
 
     # -------------------------------------------------------------------- while running
 

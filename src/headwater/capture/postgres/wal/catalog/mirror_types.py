@@ -47,7 +47,7 @@ class TypeCatalog:
 
     async def load(self, connection: Connection, columns: Iterable[tuple[int, int]]) -> None:
         """Learn what `mirror_type` needs for these types and modifiers."""
-        wanted = set(columns)
+        wanted = {(oid, each) for oid, modifier in columns for each in (modifier, -1)}
         missing = {oid for oid, _ in wanted} - self._types.keys()
         while missing:
             rows = await fetch(connection, _TYPES, list(missing))

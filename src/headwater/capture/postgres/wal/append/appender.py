@@ -17,7 +17,7 @@ import msgspec
 import psycopg
 
 from headwater import limits
-from headwater.capture.postgres.wal.images import (
+from headwater.capture.postgres.wal.append.images import (
     ImageColumn,
     ImageWriter,
     NotWritten,

@@ -17,7 +17,7 @@ import sys
 
 import psycopg
 
-from headwater.capture.postgres.wal import append
+from headwater.capture.postgres.wal.append import runner
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
 
@@ -50,14 +50,14 @@ class WalCaptureProcess:
                     await self._look(connection)
                 except (psycopg.Error, HeadwaterError, OSError) as error:
                     logger.debug("cannot look after WAL capture: %s", error)
-                await asyncio.sleep(append.LOOK_SECONDS)
+                await asyncio.sleep(runner.LOOK_SECONDS)
         finally:
             if connection is not None:
                 await connection.close()
             await self._stop()
 
     async def _look(self, connection: Connection) -> None:
-        if self.pid is None and await append.is_free(connection):
+        if self.pid is None and await runner.is_free(connection):
             await self._start()
 
     async def _start(self) -> None:
@@ -90,7 +90,7 @@ async def _main() -> None:
     stdin = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     url = (await stdin.readline()).decode().strip()
-    capture = append.WalCapture(url, leaves_when_idle=True)
+    capture = runner.WalCapture(url, leaves_when_idle=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, capture.stop)
     running = asyncio.create_task(capture.run())

@@ -12,8 +12,8 @@ from typing import Any
 
 from headwater.capture.postgres.wal.connecting import open_session
 from headwater.capture.postgres.wal.positions import parse_position
-from headwater.capture.postgres.wal.slots import read_server
-from headwater.capture.postgres.wal.snapshot import flush, parse_line
+from headwater.capture.postgres.wal.slots import flush, read_server
+from headwater.capture.postgres.wal.snapshot import parse_line
 from headwater.capture.postgres.wal.source import PostgresSource
 from headwater.capture.source import (
     UNCHANGED,
@@ -28,6 +28,7 @@ from headwater.capture.source import (
     TableDropped,
     TransactionPart,
 )
+from headwater.errors import SourceUnavailable
 
 Rows = dict[SourceKey, SourceRow]
 
@@ -84,6 +85,8 @@ class Replica:
             async with asyncio.timeout(seconds):
                 while not until():
                     await self._read_chunk()
+                    if until():
+                        break
                     item = await anext(items)
                     before = self.position
                     self.apply(item)
@@ -104,9 +107,14 @@ class Replica:
     async def _read_chunk(self) -> None:
         while self.pending is None and self.copying and not self.part:
             name = next(iter(self.copying))
-            chunk = await self.source.snapshot(
-                self.tables[name], self.cursors[name], self.chunk_rows
-            )
+            try:
+                chunk = await self.source.snapshot(
+                    self.tables[name], self.cursors[name], self.chunk_rows
+                )
+            except SourceUnavailable as error:
+                if "was altered" not in str(error):
+                    raise
+                return  # first the change has to be read
             assert self.source.contains(chunk.low, self.position), "a chunk lacks what was applied"
             self.pending = (name, chunk, {self._key(name, row): row for row in chunk.rows})
             assert len(self.pending[2]) == len(chunk.rows)

@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg
 
-from headwater.capture.postgres.wal.appending import LogAppender
+from headwater.capture.postgres.wal.append.appender import LogAppender
 from headwater.capture.postgres.wal.connecting import SETTINGS
 from headwater.capture.postgres.wal.pgoutput import parse_lsn
 from headwater.capture.postgres.wal.replication import (

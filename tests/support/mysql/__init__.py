@@ -1,0 +1,1 @@
+"""Reading a MySQL source in tests, and random histories to read."""
