@@ -15,7 +15,6 @@ from tests.contract.sources.drivers.mongodb import MongoDriver
 from tests.support.mongodb.follower import Mirror, copied, following
 from tests.support.mongodb.process import REAL
 
-
 Sources = Callable[[SourceDefinition], MongoSource]
 
 
