@@ -152,7 +152,8 @@ class MongoDriver:
 
     async def rows(self, table: str) -> list[tuple[Any, ...]]:
         found = self._client.get_default_database()[table].find(sort=[("_id", 1)])
-        return [_row(document) async for document in found]
+        columns = list(self._types[table])
+        return [_row(document, columns) async for document in found]
 
     async def add_column(self, table: str, name: str, default: int) -> None:
         collection = self._client.get_default_database()[table]
@@ -193,8 +194,9 @@ class MongoDriver:
             self._server.kill()
 
 
-def _row(document: dict[str, Any]) -> tuple[Any, ...]:
-    values = [value for name, value in document.items() if name != "_id"]
+def _row(document: dict[str, Any], columns: list[str]) -> tuple[Any, ...]:
+    """A document has its fields in any order, and may lack some."""
+    values = [document.get(name) for name in columns]
     return tuple(value.to_decimal() if isinstance(value, Decimal128) else value for value in values)
 
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from headwater.capture.mongodb.source import MongoSource
+from headwater.capture.source import SourceDefinition
 from headwater.errors import PositionLost
 from tests.contract.sources.drivers.mongodb import MongoDriver
 from tests.support.mongodb.follower import Mirror, copied, following
 from tests.support.mongodb.process import REAL
+
+Sources = Callable[[SourceDefinition], MongoSource]
+
+
+@pytest.fixture
+async def source_of() -> AsyncIterator[Sources]:
+    sources = list[MongoSource]()
+
+    def make(definition: SourceDefinition) -> MongoSource:
+        sources.append(MongoSource(definition))
+        return sources[-1]
+
+    yield make
+    for source in sources:
+        await source.close()
 
 
 @pytest.fixture
@@ -22,10 +38,10 @@ async def driver(tmp_path: Path) -> AsyncIterator[MongoDriver]:
     await driver.close()
 
 
-async def test_rows_are_mirrored(driver: MongoDriver) -> None:
+async def test_rows_are_mirrored(driver: MongoDriver, source_of: Sources) -> None:
     name = 'Bestellungen "Zoë"'
     await driver.create_table(name)
-    source = MongoSource(driver.definition(name))
+    source = source_of(driver.definition(name))
     mirror = Mirror(await source.start())
     async with following(source, mirror) as until:
         writer = await driver.writer()
@@ -43,26 +59,24 @@ async def test_rows_are_mirrored(driver: MongoDriver) -> None:
     ]  # fmt: skip
     found = [row[2:] for row in mirror.tables[name].values()]
     assert found == [("1", "a", "2.25", "n"), ("2", "a", "1.50", None)]
-    await source.close()
 
 
-async def test_typed_tables(driver: MongoDriver) -> None:
+async def test_typed_tables(driver: MongoDriver, source_of: Sources) -> None:
     await driver.create_typed_table("typed", driver.types)
     await driver.insert_typed("typed", 1, list(driver.types))
     await driver.insert_typed("typed", 2, [None] * len(driver.types))
-    source = MongoSource(driver.definition("typed"))
+    source = source_of(driver.definition("typed"))
     (table,) = await source.tables()
-    assert [c.type for c in table.columns][3:] == [case.mirror_type for case in driver.types]
+    assert [c.type for c in table.columns][3:] == [case.declared for case in driver.types]
     first, second = await copied(source, table)
     assert [value is None for value in first[3:]] == [c.mirror_value is None for c in driver.types]
     assert set(second[3:]) == {None}
-    await source.close()
 
 
 @pytest.mark.skipif(REAL is not None, reason="breaks the server")
-async def test_the_server_can_be_broken(driver: MongoDriver) -> None:
+async def test_the_server_can_be_broken(driver: MongoDriver, source_of: Sources) -> None:
     await driver.create_table("orders")
-    source = MongoSource(driver.definition("orders"))
+    source = source_of(driver.definition("orders"))
     position = await source.start()
     await driver.kill_server()
     await driver.start_server()
@@ -75,4 +89,3 @@ async def test_the_server_can_be_broken(driver: MongoDriver) -> None:
     async with following(source, mirror) as until:
         with pytest.raises(PositionLost):
             await until(lambda: False)
-    await source.close()
