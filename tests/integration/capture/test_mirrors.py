@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -288,7 +288,7 @@ async def test_positions_are_trimmed_with_the_log_but_the_last_one(stage: Stage)
 class DeafSource(ScriptedSource):
     """Loses the first cancellation, as `asyncio.wait_for` can before Python 3.12."""
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         yield Progress(after)
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)

@@ -108,7 +108,8 @@ async def save(connection: Connection, mirror: Mirror) -> None:
         (
             mirror.source, mirror.name, mirror.description.target, mirror.relid, mirror.state,
             None if mirror.cursor is None else msgspec.json.encode(mirror.cursor).decode(),
-            mirror.copied, mirror.estimate, mirror.follows, msgspec.json.encode(mirror.description).decode(),
+            mirror.copied, mirror.estimate, mirror.follows,
+            msgspec.json.encode(mirror.description).decode(),
         ),
     )  # fmt: skip
 
