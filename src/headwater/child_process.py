@@ -9,6 +9,7 @@ is passed on. What the child does is imported in the child only.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -17,7 +18,11 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
+
 from headwater.tasks import ended
+
+logger = logging.getLogger(__name__)
 
 PARENT = "HEADWATER_PARENT"
 """Set in the environment of a child that must stop when its standard input ends."""
@@ -27,7 +32,7 @@ _FINAL_EXIT_CODES = {2: "its settings are wrong", 4: "it needs a resync"}
 
 
 class ChildProcess:
-    """`headwater` with these arguments, restarted when it ends. `print_line` gets each line that it
+    """`headwater`, or another module, with these arguments. `print_line` gets each line that it
     prints, and messages about the process itself."""
 
     def __init__(
@@ -38,22 +43,30 @@ class ChildProcess:
         environment: Mapping[str, str],
         restart_seconds: tuple[float, float],
         stop_seconds: float,
+        module: str = "headwater",
     ) -> None:
         """`environment` is added to that of this process: everybody can read a command line, so a
         URL, which may hold a password, belongs there. `restart_seconds` are the first and the
         longest pause; a child that does not stop in `stop_seconds` is killed."""
-        self._command = [sys.executable, "-m", "headwater", *arguments]
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._process: Process | None = None
         self._environment = os.environ | dict(environment) | {PARENT: "1"}
         self._print_line = print_line
         self._restart_seconds = restart_seconds
         self._stop_seconds = stop_seconds
+
+    @property
+    def pid(self) -> int | None:
+        """While it runs."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if running and self._process is not None else None
 
     async def run(self) -> None:
         """Run it again and again, until cancelled or until a restart would not help."""
         pause, longest = self._restart_seconds
         while True:
             started = asyncio.get_running_loop().time()
-            code = await self._once()
+            code = await self.run_once()
             if code in _FINAL_EXIT_CODES:
                 self._print_line(f"ended: {_FINAL_EXIT_CODES[code]}. It is not restarted")
                 return
@@ -63,8 +76,9 @@ class ChildProcess:
             await asyncio.sleep(pause)
             pause = min(pause * 2, longest)
 
-    async def _once(self) -> int:
-        process = await asyncio.create_subprocess_exec(
+    async def run_once(self) -> int:
+        """Run it until it ends, and return its exit code. When cancelled, stop it."""
+        process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=PIPE,
             stdout=PIPE,
@@ -106,6 +120,31 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
         return error.partial
     except asyncio.LimitOverrunError as error:
         return await stream.readexactly(error.consumed)
+
+
+class _Record(msgspec.Struct):
+    """A line of `headwater.logs`."""
+
+    level: str
+    logger: str
+    message: str
+    error: str | None = None
+
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "error": logging.ERROR}
+
+
+def log_line(line: str) -> None:
+    """Log a line that a child printed. A child that logs as JSON appears in the log of this process
+    as if it were a part of it."""
+    try:
+        record = msgspec.json.decode(line, type=_Record)
+    except msgspec.DecodeError:
+        logger.warning("a child process: %s", line)
+        return
+    text = record.message if record.error is None else f"{record.message}\n{record.error}"
+    level = _LEVELS.get(record.level, logging.WARNING)
+    logging.getLogger(record.logger).log(level, "%s", text)
 
 
 @asynccontextmanager

@@ -65,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "views": {"pipeline"},
     "capture": {
         "model", "errors", "limits", "settings", "database", "live", "capture", "child_process",
+        "logs",
     },
     "embedded": {"errors", "limits", "database", "embedded"},
     "admin": {

@@ -42,7 +42,8 @@ HARD: list[Any] = [
     '"', DatetimeMS(dates.FIRST), DatetimeMS(dates.END - 1), DatetimeMS(dates.END),
     DatetimeMS(2**62),
     DatetimeMS(-(2**62)), DatetimeMS(-62_135_596_800_001), Timestamp(2**32 - 1, 1), True, None,
-    ObjectId("6afda89eef476aa2530d758b"), b"", b"\x00\xff", Binary(b"x" * 16, 3), Binary(b"x" * 16, 4), Binary(b"x", 4),
+    ObjectId("6afda89eef476aa2530d758b"),
+    b"", b"\x00\xff", Binary(b"x" * 16, 3), Binary(b"x" * 16, 4), Binary(b"x", 4),
     Regex("a"), Code("f()", {"a": 1}), MinKey(), MaxKey(), DBRef("a", 1, "b"), {"": {"$a": "\0"}},
     ["a", None, '"\\,{}'], [1, 2.5], [[1]], [], [DatetimeMS(0)], [b"\x01"],
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Lines of the child process that runs the sources become records of the application's log."""
+"""Lines of a child process become records of the application's log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from headwater.capture.running.process import log_line
+from headwater.child_process import log_line
 
 
 @pytest.mark.parametrize(
@@ -27,17 +27,17 @@ from headwater.capture.running.process import log_line
         (
             "Segmentation fault",
             (
-                "headwater.capture.running.process",
+                "headwater.child_process",
                 logging.WARNING,
-                "the process that runs the sources: Segmentation fault",
+                "a child process: Segmentation fault",
             ),
         ),
         (
             '{"error": {"code": "config"}}',
             (
-                "headwater.capture.running.process",
+                "headwater.child_process",
                 logging.WARNING,
-                'the process that runs the sources: {"error": {"code": "config"}}',
+                'a child process: {"error": {"code": "config"}}',
             ),
         ),
     ],
