@@ -78,7 +78,7 @@ class SqliteSource:
     async def check(self) -> list[Problem]:
         try:
             return await self._main.run(self._problems)
-        except SourceError as error:
+        except SourceRefused as error:
             return [Problem(str(error), error.hint or "")]
 
     def _problems(self, db: sqlite3.Connection) -> list[Problem]:

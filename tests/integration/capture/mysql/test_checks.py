@@ -155,6 +155,7 @@ async def test_unreachable(url: str) -> None:
         with pytest.raises(SourceUnavailable) as unreachable:
             await source.check()
     assert "pw" not in str(unreachable.value)
+    assert "Check that the server runs" in (unreachable.value.hint or "")
 
 
 @pytest.mark.parametrize(

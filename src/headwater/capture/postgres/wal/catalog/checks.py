@@ -12,7 +12,7 @@ from headwater.capture.postgres.wal.catalog.describe import CatalogTable, chosen
 from headwater.capture.postgres.wal.catalog.filtering import checked_filter
 from headwater.capture.postgres.wal.catalog.mirror_types import TypeCatalog
 from headwater.capture.postgres.wal.catalog.publication import publication_exists, publishes
-from headwater.capture.postgres.wal.connecting import fetch
+from headwater.capture.postgres.wal.connecting import fetch, fetch_value
 from headwater.capture.postgres.wal.slots import read_slot
 from headwater.capture.source import Problem, TableSpec
 from headwater.database import Connection
@@ -285,10 +285,20 @@ def _filter_problems(
 
 
 async def slot_in_use(connection: Connection, slot: str) -> list[Problem]:
-    """Another runner reads the slot."""
+    """Another program reads the slot. A runner of Headwater is expected to, usually our own; a
+    second one is refused by the server."""
     found = await read_slot(connection, slot)
     if found is None or not found.active:
         return []
-    what = f"the slot {slot} is read by another connection (process {found.active_pid})"
-    fix = "Stop the other runner, or give this source another name."
+    program = await fetch_value(connection, _PROGRAM, found.active_pid)
+    if program is not None and program.startswith("headwater"):
+        return []
+    what = (
+        f"the slot {slot} is read by another program ({program or 'unnamed'}, process"
+        f" {found.active_pid} of the server)"
+    )
+    fix = "Stop that program, or give this source the option slot with another name."
     return [Problem(what, fix, warning=True)]
+
+
+_PROGRAM = "select application_name from pg_stat_activity where pid = %s"
