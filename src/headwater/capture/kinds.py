@@ -57,6 +57,19 @@ def kind_of(url: str) -> str:
     return KINDS[scheme]
 
 
+def absolute(url: str) -> str:
+    """The URL with an absolute path, if it names a file: the process that runs the source may have
+    another current folder than the one in which it is declared.
+
+    >>> absolute("sqlite:////var/lib/shop.db"), absolute("sqlite:///${DATA}/shop.db")
+    ('sqlite:////var/lib/shop.db', 'sqlite:///${DATA}/shop.db')
+    """
+    path = url.removeprefix("sqlite:///")
+    if path == url or not path or path.startswith(("/", "${", ":memory:")):
+        return url
+    return f"sqlite:///{quote(os.getcwd())}/{path}"
+
+
 def has_references(text: str) -> bool:
     """Whether a URL refers to the environment."""
     return _REFERENCE.search(text) is not None

@@ -366,6 +366,15 @@ async def test_a_role_without_rights(driver: PostgresWalDriver) -> None:
         await source.start()
     await source.close()
 
+    # One statement for the publication, whatever the number of tables.
+    await driver.execute("create table lines (id int primary key)")
+    source = PostgresSource(SourceDefinition("shop", url, "shop"))
+    (problem,) = [each for each in await source.check() if "does not own" in each.what]
+    await source.close()
+    statement = problem.fix.partition("as the owner: ")[2].partition(";")[0]
+    assert 'for table "public"."lines", "public"."orders" with' in statement
+    await driver.execute(statement, "drop publication headwater_shop", "drop table lines")
+
     # With a publication of an administrator, and only the rights that are needed.
     await driver.execute(
         "alter role reader replication",
