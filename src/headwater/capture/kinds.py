@@ -37,6 +37,12 @@ _CLASSES: Final[dict[str, tuple[str, str]]] = {
     "sqlite": ("headwater.capture.sqlite.source", "SqliteSource"),
 }
 
+ENCODED: Final = (
+    "In a user or a password, special characters are percent-encoded: / is %2F, @ is %40, ? is %3F."
+    " Or write ${NAME}, whose value may have any characters."
+)
+"""The hint for a URL that cannot be divided into its parts."""
+
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 

@@ -36,6 +36,17 @@ def test_a_url_may_be_in_the_environment() -> None:
     assert define_source(url, into="shop").url == url
 
 
+@pytest.mark.parametrize("scheme", ["mysql", "mariadb", "postgresql", "mongodb"])
+@pytest.mark.parametrize("password", ["hunt/er2", "12/hunter2", "hun@t/er2"])
+def test_a_slash_in_a_password_must_be_encoded(scheme: str, password: str) -> None:
+    with pytest.raises(ConfigError, match="a / before its last @") as raised:
+        define_source(f"{scheme}://me:{password}@db/shop", into="shop")
+    assert "/ is %2F, @ is %40" in (raised.value.hint or "")
+    assert "er2" not in f"{raised.value} {raised.value.hint}"
+    encoded = f"{scheme}://me:hunt%2Fer2@db/shop?note=a@b"
+    assert define_source(encoded, into="shop").url == encoded
+
+
 def test_a_relative_path_is_relative_to_the_folder_of_the_declaration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

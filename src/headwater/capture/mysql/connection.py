@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from headwater.capture.kinds import ENCODED
 from headwater.errors import (
     ConfigError,
     HeadwaterError,
@@ -61,7 +62,7 @@ def parse_url(url: str) -> Address:
     try:
         port = parts.port or 3306
     except ValueError:
-        raise ConfigError("the port in the source's URL is not a number") from None
+        raise ConfigError("the port in the source's URL is not a number", hint=ENCODED) from None
     database = unquote(parts.path.lstrip("/"))
     parameters = {key.replace("_", "-"): value for key, value in parse_qsl(parts.query)}
     if unknown := sorted(set(parameters) - _PARAMETERS):

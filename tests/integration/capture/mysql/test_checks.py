@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headwater.capture.mysql.connection import parse_url
 from headwater.capture.mysql.source import MysqlSource
 from headwater.capture.source import Problem, SourceDefinition, TableSpec
 from headwater.errors import ConfigError, HeadwaterError, SourceRefused, SourceUnavailable
@@ -145,6 +146,12 @@ async def test_unknown_database(driver: MysqlDriver) -> None:
     url = driver.server.url("no_such_database")
     problem = await _only(driver.definition(url=url))
     assert "no_such_database has no table" in problem.what
+
+
+def test_a_port_that_is_no_number_may_be_a_password() -> None:
+    with pytest.raises(ConfigError, match="is not a number") as raised:
+        parse_url("mysql://u:hunt?er2@db/x")
+    assert "percent-encoded" in (raised.value.hint or "")
 
 
 @pytest.mark.parametrize(
