@@ -369,6 +369,10 @@ WAL_APPEND_BYTES = 8_000_000
 """Changes that capture from the WAL holds in memory before it sends them to the log. A transaction
 may have more: they are sent in parts, in one transaction."""
 
+WAL_IMAGE_BYTES_MAX = 100_000_000
+"""Bytes of a row as JSON, before and after its change together. A larger one is not appended to the
+log by capture from the WAL; its table is read again."""
+
 FLUSH_SECONDS_MAX = 60.0
 """A flush that takes longer is cancelled, because the database does not respond: the gateway is not
 ready, and connects again."""

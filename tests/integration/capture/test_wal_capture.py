@@ -279,6 +279,45 @@ async def test_a_value_that_the_log_does_not_accept_is_a_reset(
         assert await probe.story() == [("insert", 2)]
 
 
+async def test_a_row_that_is_too_large_for_the_log_is_a_reset(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control character takes six bytes in JSON."""
+    monkeypatch.setattr(limits, "WAL_IMAGE_BYTES_MAX", 10_000)
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders") as probe:
+        await run(connection, "insert into orders values (1, 1, repeat('x', 5000))")
+        assert await probe.story() == [("insert", 1)]
+        await run(connection, "begin; insert into orders values (2, 2, repeat(chr(1), 2000))")
+        ((xid,),) = await rows(connection, "select pg_current_xact_id()::text::bigint")
+        await run(connection, "commit", "insert into orders values (3, 3, 'small')")
+        reset, insert = await probe.changes()
+        assert (reset.op, reset.xid, insert.op, insert.key) == ("reset", xid, "insert", (3,))
+        await run(connection, "update orders set n = 4 where id = 2")
+        assert await probe.story() == [("reset",)]
+
+
+async def test_rows_that_the_log_refuses_for_any_reason_are_a_reset(
+    url: str, connection: Connection
+) -> None:
+    """Capture continues: the same error would come for ever."""
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders") as probe:
+        await run(
+            connection,
+            "create function public.refuse() returns trigger language plpgsql as $$ begin"
+            " if new.op = 'I' then raise 'broken' using errcode = 'XX000'; end if;"
+            " return new; end $$",
+            "create trigger refuse before insert on headwater.log for each row"
+            " execute function public.refuse()",
+            "insert into orders values (1)",
+        )
+        assert await probe.story() == [("reset",)]
+        await run(connection, "drop trigger refuse on headwater.log")
+        await run(connection, "insert into orders values (2)")
+        assert await probe.story() == [("insert", 2)]
+
+
 # ---------------------------------------------------------------------- a runner that is not there
 
 

@@ -46,6 +46,7 @@ _NOT_WRITTEN = (
     psycopg.DataError,
     psycopg.ProgrammingError,
     psycopg.IntegrityError,
+    psycopg.errors.ProgramLimitExceeded,
     psycopg.errors.StatementTooComplex,
 )
 """A value is at fault, not the server: trying again would not help."""
@@ -72,7 +73,13 @@ class Writer:
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
-Change: TypeAlias = Relation | Insert | Update | Delete | Truncate
+class Oversized(NamedTuple):
+    """Instead of a change whose images would be too large for the log."""
+
+    relation: int
+
+
+Change: TypeAlias = Relation | Insert | Update | Delete | Truncate | Oversized
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -157,7 +164,11 @@ class LogAppender:
         elif kind == _COMMIT_KIND:
             self._writer, self._reached = None, _COMMIT(data, 10)[0]
         else:
-            self._take(decode(data), len(data))
+            if len(data) > limits.WAL_IMAGE_BYTES_MAX // _GROWTH and _is_oversized(data):
+                assert self._writer is not None, "a change outside of a transaction"
+                self._taken.append((self._writer, Oversized(_OID(data, 1)[0])))
+            else:
+                self._take(decode(data), len(data))
 
     def _take(self, message: Message, size: int) -> None:
         match message:
@@ -197,13 +208,24 @@ class LogAppender:
             for writer, message in taken
             for row in self._rows(writer, message, values)
         ]
-        try:
-            await self._copy(lines)
-        except _NOT_WRITTEN as error:
-            # Without the context, which has values of the row.
-            reason = error.diag.message_primary
+        reason = await self._refusal(lines)
+        if reason is not None:
             logger.warning("WAL capture: rows cannot be logged, tables are read again: %s", reason)
             await self._copy(list(self._resets(taken)))
+
+    async def _refusal(self, lines: Sequence[str]) -> str | None:
+        """Write rows. Returns why the server does not take them; what may be the server's fault is
+        tried twice. Without the context of an error, which has values of the row."""
+        for is_last in (False, True):
+            try:
+                await self._copy(lines)
+                return None
+            except psycopg.Error as error:
+                if self._connection.closed:
+                    raise
+                if is_last or isinstance(error, _NOT_WRITTEN):
+                    return error.diag.message_primary or type(error).__name__
+        return None
 
     async def _copy(self, lines: Sequence[str]) -> None:
         if lines:
@@ -303,8 +325,10 @@ class LogAppender:
                         (list(texts),),
                     )
                     values.update({(type_, text): json for text, json in await cursor.fetchall()})
-            except _NOT_WRITTEN:
-                continue  # the type was altered: its rows are written as a reset
+            except psycopg.Error:
+                if self._connection.closed:
+                    raise
+                continue  # the type was altered, or a value is too large: its rows are a reset
         return values
 
     # -------------------------------------------------------------------- rows
@@ -344,7 +368,7 @@ class LogAppender:
         if plan is None:
             return
         try:
-            if plan.stale:
+            if plan.stale or isinstance(message, Oversized):
                 yield plan, LogRow(plan.shape, "R")
             else:
                 for row in _changed(plan, message, values):
@@ -377,6 +401,16 @@ def widened(xid: int, nearby: int) -> int:
     return nearby + distance - (1 << 32 if distance >= 1 << 31 else 0)
 
 
+def _is_oversized(data: bytes) -> bool:
+    """Whether the images of a change would be too large: a quote takes 2 bytes in JSON, a control
+    character up to 6."""
+    if data[0] not in _ROW_KINDS:
+        return False
+    controls = len(data) - len(data.translate(None, _CONTROLS))
+    quotes = data.count(b'"') + data.count(b"\\")
+    return len(data) + quotes + (_GROWTH - 1) * controls > limits.WAL_IMAGE_BYTES_MAX
+
+
 def _rows_of(message: Change) -> Iterator[tuple[int, Row]]:
     if isinstance(message, Insert | Update):
         yield message.relation, message.new
@@ -384,7 +418,7 @@ def _rows_of(message: Change) -> Iterator[tuple[int, Row]]:
         yield message.relation, message.old
 
 
-def _relation(message: Relation | Insert | Update | Delete) -> int:
+def _relation(message: Relation | Insert | Update | Delete | Oversized) -> int:
     return message.oid if isinstance(message, Relation) else message.relation
 
 
@@ -453,6 +487,10 @@ _OPERATIONS = {"I": "INSERT", "U": "UPDATE", "D": "DELETE", "T": "TRUNCATE", "R"
 _BEGIN_KIND, _COMMIT_KIND = b"BC"
 _BEGIN = struct.Struct(">QqI").unpack_from
 _COMMIT = struct.Struct(">Q").unpack_from
+_OID = struct.Struct(">I").unpack_from
+_ROW_KINDS = b"IUD"
+_CONTROLS = bytes(range(32))
+_GROWTH = 6  # of a control character, which is \u0001 in JSON
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
