@@ -755,6 +755,10 @@ SOURCE_BATCH_CHANGES = 10_000
 SOURCE_BATCH_TRANSACTIONS = 200
 """Transactions of a source that are sent to PostgreSQL before its answers are read."""
 
+SOURCE_LOCK_SECONDS = 1.0
+"""How long a mirror that is to be altered or truncated is waited for, while a session reads it.
+Then the source fails, and tries again."""
+
 SOURCE_RETRY_SECONDS_MAX = 30.0
 """The longest pause before a source that cannot be reached, or that is refused, is tried again."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.capture.mirror import registry
+from headwater.capture.mirror import locking, registry
 from headwater.capture.postgres import schema
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import (
@@ -21,12 +21,14 @@ from headwater.capture.source import (
     Problem,
     Progress,
     RowChanges,
+    SchemaChange,
     SourceDefinition,
     TableSpec,
 )
 from headwater.database import Connection, connect
 from headwater.errors import ConfigError, NotFound, SourceUnavailable
 from tests.support.scripted_source import Commit, History, ScriptedSource
+from tests.support.scripted_source import table as scripted_table
 
 SHOP = SourceDefinition("shop", "sqlite:///generated", "shop")
 
@@ -496,3 +498,61 @@ async def test_what_cannot_be_changed_is_refused(connection: Connection) -> None
         await registry.request_pause(connection, "nothing")
     with pytest.raises(NotFound, match="has no table nothing"):
         await registry.request_resnapshot(connection, "shop", ("nothing",))
+
+
+# ------------------------------------------------------------------------ other sessions
+
+
+@pytest.mark.parametrize("change", ["alter", "truncate"])
+async def test_a_reader_that_stays_open_is_named_and_blocks_no_other(
+    stage: Stage, url: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locking, "SOURCE_LOCK_SECONDS", 0.1)
+    await stage.start()
+    await stage.until_equal()
+    await stage.until("running")
+    async with await connect(url, purpose="reader") as reader:
+        await reader.execute("begin")
+        await reader.execute("select from shop.orders")
+        rows = stage.history.state(stage.visible)["orders"]
+        if change == "alter":
+            schema_ = (SchemaChange(scripted_table("orders", "extra"), True),)
+            after = {"orders": {key: (*row, "7") for key, row in rows.items()}}
+            stage.history.commits.append(Commit((), schema_, after))
+        else:
+            changes = (RowChanges("orders", "truncate"),)
+            stage.history.commits.append(Commit(changes, (), {"orders": {}}))
+        stage.visible += 1
+        found = await stage.until("failed")
+        pid = reader.info.backend_pid
+        assert found.error is not None and found.hint is not None
+        assert "shop.orders" in found.error and f"process {pid} " in found.error
+        assert f"select pg_terminate_backend({pid})" in found.hint
+        assert len(await stage.rows()) == len(rows)
+        await reader.execute("rollback")
+    await stage.until("running")
+    if change == "truncate":
+        await stage.until_equal()
+        return
+
+    async def is_copied() -> bool:
+        found = await stage.fetch("select count(*) from shop.orders where extra = 7")
+        return found == [(len(rows),)]
+
+    await until(is_copied, "the new column has its values")
+
+
+async def test_a_second_resnapshot_right_after_the_first_is_noticed(stage: Stage) -> None:
+    await stage.start()
+    await stage.until_equal()
+
+    for _ in range(3):
+        await stage.until("running")
+        opened = len(stage.opened)
+        await registry.request_resnapshot(stage.connection, "shop")
+
+        async def is_done(opened: int = opened) -> bool:
+            found = await stage.fetch("select resnapshot from headwater.source_definitions")
+            return found == [(None,)] and len(stage.opened) > opened
+
+        await until(is_done, "the request is done")

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import AsyncRawCursor
 
 from headwater.capture.mirror import positions
+from headwater.capture.mirror.locking import brief_locks
 from headwater.capture.mirror.statements import Statement
 from headwater.database import Connection
 
@@ -68,6 +69,11 @@ class Applier:
         )
 
     async def send(self, statement: Statement) -> None:
+        if statement.locks is not None:
+            await self.flush()
+            async with brief_locks(self.connection, *statement.locks):
+                await self.connection.execute(statement.text.encode())
+            return
         await self._enter()
         await self._cursor.execute(statement.text, statement.parameters, prepare=True)
 

@@ -31,7 +31,7 @@ TableStateName: TypeAlias = Literal["copying", "live", "recopying", "dropped", "
 
 class DeclaredSource(msgspec.Struct, frozen=True):
     """A definition, and what was requested since. `resnapshot` lists tables to copy again, `*` for
-    all."""
+    all. `version` is another one after every request."""
 
     definition: SourceDefinition
     declared_by: DeclaredBy
@@ -39,6 +39,7 @@ class DeclaredSource(msgspec.Struct, frozen=True):
     resnapshot: tuple[str, ...] = ()
     removing: bool = False
     drop_mirrors: bool = False
+    version: str = ""
 
 
 class TableState(msgspec.Struct, frozen=True):
@@ -116,15 +117,15 @@ async def definitions(connection: Connection) -> list[DeclaredSource]:
     with translated():
         cursor = await connection.execute(
             "select name, definition, declared_by, paused, coalesce(resnapshot, '{}'), removing,"
-            " drop_mirrors from headwater.source_definitions order by name"
+            " drop_mirrors, xmin::text from headwater.source_definitions order by name"
         )
         rows = await cursor.fetchall()
     return [
         DeclaredSource(
             msgspec.convert({"name": name, **found}, SourceDefinition), by, paused,
-            tuple(tables), removing, drops,
+            tuple(tables), removing, drops, version,
         )
-        for name, found, by, paused, tables, removing, drops in rows
+        for name, found, by, paused, tables, removing, drops, version in rows
     ]  # fmt: skip
 
 

@@ -27,8 +27,11 @@ class MirrorColumn(msgspec.Struct, frozen=True):
 
 
 class Statement(msgspec.Struct, frozen=True):
+    """`locks` is a table that it locks against readers: its oid and its name."""
+
     text: str
     parameters: Parameters
+    locks: tuple[int, str] | None = None
 
 
 def quoted(name: str) -> str:
@@ -103,7 +106,7 @@ class TableStatements:
         return Statement(f"select {names} from {self.table} t where {where}", list(key))
 
     def truncate(self) -> Statement:
-        return Statement(f"truncate {self.table}", [])
+        return Statement(f"truncate {self.table}", [], (self._relid, self.table))
 
     # ------------------------------------------------------------ texts
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from psycopg import errors
 
+from headwater.capture.mirror.locking import brief_locks
 from headwater.capture.mirror.registry import TableStateName
 from headwater.capture.mirror.statements import MirrorColumn, TableStatements, quoted
 from headwater.capture.source import SourceColumn, SourceKey, SourceTable
@@ -217,7 +218,8 @@ async def _guard(connection: Connection, mirror: Mirror) -> None:
 
 async def make_live(connection: Connection, mirror: Mirror) -> None:
     """Capture the mirror's changes from now on."""
-    await connection.execute("select headwater.enable_table(%s::bigint::oid)", (mirror.relid,))
+    async with brief_locks(connection, mirror.relid, mirror.table):
+        await connection.execute("select headwater.enable_table(%s::bigint::oid)", (mirror.relid,))
 
 
 # ------------------------------------------------------------------------ other columns
@@ -227,6 +229,11 @@ async def alter(connection: Connection, mirror: Mirror, table: SourceTable) -> b
     """Give the mirror the columns and the key of a new description. Returns whether its rows must
     be copied because values are missing. The caller saves it."""
     await check_types(connection, table)
+    async with brief_locks(connection, mirror.relid, mirror.table):
+        return await _alter(connection, mirror, table)
+
+
+async def _alter(connection: Connection, mirror: Mirror, table: SourceTable) -> bool:
     old = {column.name: column for column in mirror.description.columns}
     new = {column.name: column for column in table.columns}
     has_lost = False
@@ -306,7 +313,8 @@ async def begin_copy(connection: Connection, mirror: Mirror, *, follows: bool = 
     changes are also applied to it until the copy replaces it."""
     mirror.cursor, mirror.copied, mirror.follows = None, 0, follows
     if mirror.state == "copying":
-        await connection.execute(f"truncate {mirror.table}".encode())
+        async with brief_locks(connection, mirror.relid, mirror.table):
+            await connection.execute(f"truncate {mirror.table}".encode())
     else:
         mirror.state = "recopying"
         await drop_staging(connection, mirror)
@@ -368,12 +376,13 @@ async def release(connection: Connection, mirror: Mirror, *, drop: bool) -> None
     cursor = await connection.execute("select to_regclass(%s) is null", (mirror.table,))
     if _first(await cursor.fetchone()):
         return
-    if drop:
-        await connection.execute(f"drop table {mirror.table}".encode())
-    else:
-        await connection.execute(
-            f"drop trigger if exists headwater_guard on {mirror.table}".encode()
-        )
+    statement = (
+        f"drop table {mirror.table}"
+        if drop
+        else f"drop trigger if exists headwater_guard on {mirror.table}"
+    )
+    async with brief_locks(connection, mirror.relid, mirror.table):
+        await connection.execute(statement.encode())
 
 
 def _first(row: tuple[Any, ...] | None) -> Any:

@@ -13,6 +13,7 @@ import psycopg
 
 from headwater.capture.kinds import open_source
 from headwater.capture.mirror import positions, tables
+from headwater.capture.mirror.locking import MirrorLocked, explained
 from headwater.capture.mirror.registry import DeclaredSource, State
 from headwater.capture.running.session import Session
 from headwater.capture.running.status import Status, StatusWriter, runner_name
@@ -118,6 +119,8 @@ class Runner:
             if (error.sqlstate or "")[:2] in _DIVERGED:
                 return self._fail("diverged", self._divergence(error), _UNTIL_REQUESTED)
             return self._fail("failed", translate(error, self._url), self._backoff())
+        except MirrorLocked as error:
+            return self._fail("failed", await self._explained(error), self._backoff())
         except HeadwaterError as error:
             return self._fail("failed", error, self._backoff())
         except (OSError, EOFError) as error:
@@ -138,6 +141,13 @@ class Runner:
         return CaptureError(
             message, hint=f"Copy its tables again: headwater source resnapshot {self.name}"
         )
+
+    async def _explained(self, locked: MirrorLocked) -> CaptureError:
+        try:
+            async with await connect(self._url, purpose=f"source {self.name}") as connection:
+                return await explained(connection, locked)
+        except (psycopg.Error, HeadwaterError):
+            return locked
 
     def _backoff(self) -> float:
         self._failures += 1
@@ -191,12 +201,16 @@ class Runner:
             return 0.0
         self._session = session
         applied = self.status.transactions
+        failures, self._failures = self._failures, 0
         try:
             await session.run()
+        except MirrorLocked:
+            self._failures = failures  # readers wait meanwhile: less and less often
+            raise
         finally:
             self._session = None
-            if self.status.transactions > applied or self.status.state == "running":
-                self._failures = 0
+            if self.status.transactions == applied and self.status.state != "running":
+                self._failures = failures
         return 0.0
 
     def _wait_for(self, holder: str) -> float:
@@ -240,7 +254,7 @@ def _needs_restart(old: DeclaredSource, new: DeclaredSource) -> bool:
         new.definition != old.definition
         or new.paused
         or new.removing
-        or (bool(new.resnapshot) and new.resnapshot != old.resnapshot)
+        or (bool(new.resnapshot) and new.version != old.version)
     )
 
 
