@@ -141,7 +141,7 @@ class SqliteDatabase:
 
     def __init__(self, path: Path) -> None:
         self.url = f"sqlite:///{path}"
-        self._connection = sqlite3.connect(path, isolation_level=None)
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.execute("pragma journal_mode = wal")
         self._connection.execute(
             "create table orders (id integer primary key, region integer not null,"
