@@ -87,8 +87,8 @@ async def read_columns(connection: Connection, mirror: Mirror) -> None:
     if missing:
         raise SourceRefused(
             f"the mirror {mirror.schema}.{mirror.description.target} has no column {missing[0]}",
-            hint="Somebody has altered or dropped it. Remove the source with --drop, and add it"
-            " again.",
+            hint="Somebody has altered or dropped it. Remove the source with --drop-tables, and"
+            " add it again.",
         )
     mirror.columns = tuple(found[column.name] for column in mirror.description.columns)
 
