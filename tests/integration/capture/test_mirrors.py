@@ -14,6 +14,7 @@ import pytest
 
 from headwater.capture.mirror import locking, registry
 from headwater.capture.postgres import schema
+from headwater.capture.running import runner, session
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import (
     UNCHANGED,
@@ -575,8 +576,10 @@ async def test_a_reader_that_stays_open_is_named_and_blocks_no_other(
         stage.visible += 1
         found = await stage.until("failed")
         pid = reader.info.backend_pid
-        assert found.error is not None and found.hint is not None
-        assert "shop.orders" in found.error and f"process {pid} " in found.error
+        assert found.error is not None
+        assert found.hint is not None
+        assert "shop.orders" in found.error
+        assert f"process {pid} " in found.error
         assert f"select pg_terminate_backend({pid})" in found.hint
         assert len(await stage.rows()) == len(rows)
         await reader.execute("rollback")
@@ -606,3 +609,56 @@ async def test_a_second_resnapshot_right_after_the_first_is_noticed(stage: Stage
             return found == [(None,)] and len(stage.opened) > opened
 
         await until(is_done, "the request is done")
+
+
+async def test_a_mirror_that_was_dropped_is_named_and_comes_back_with_a_resnapshot(
+    stage: Stage,
+) -> None:
+    await stage.start()
+    await stage.until_equal()
+    await stage.until("running")
+    await stage.connection.execute("drop table shop.orders")
+    stage.commit(RowChanges("orders", "insert", [("1000", "new", "1.00", None)]))
+    found = await stage.until("refused")
+    assert found.error == "the mirror shop.orders was dropped"
+    assert found.hint == ("Create and copy it again: headwater source resnapshot shop orders")
+    await registry.request_resnapshot(stage.connection, "shop", ("orders",))
+    await stage.until_equal()
+    await stage.until("running")
+    stage.commit(RowChanges("orders", "insert", [("1001", "new", "1.00", None)]))
+    await stage.until_equal()
+
+
+async def test_a_foreign_trigger_on_a_mirror_refuses_the_source(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would run with the rights of the runner."""
+    monkeypatch.setattr(session, "SOURCE_HEALTH_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "SOURCE_RETRY_SECONDS_MAX", 0.05)
+    await stage.start()
+    await stage.until_equal()
+    await stage.until("running")
+    await stage.connection.execute(
+        "create function public.theirs() returns trigger language plpgsql as"
+        " $$ begin raise 'it ran'; end $$"
+    )
+    await stage.connection.execute(
+        "create trigger theirs before insert on shop.orders execute function public.theirs()"
+    )
+    found = await stage.until("refused")
+    assert found.error is not None
+    assert found.error.startswith("the trigger theirs on the mirror shop.orders")
+    stage.commit(RowChanges("orders", "insert", [("1000", "new", "1.00", None)]))
+    await stage.connection.execute("drop trigger theirs on shop.orders")
+    await stage.until_equal()
+
+
+async def test_two_tables_with_one_mirror_are_refused_before_anything_is_made(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = {"orders": scripted_table("orders"), "swap": scripted_table("orders")}
+    monkeypatch.setattr(stage.history, "tables", lambda commits: shapes)
+    await stage.start()
+    found = await stage.until("refused")
+    assert found.error == "the tables orders and orders have the same mirror: orders"
+    assert await stage.fetch("select to_regnamespace('shop') is null") == [(True,)]

@@ -6,6 +6,7 @@ All functions run inside a transaction of the caller.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -51,13 +52,28 @@ class Mirror(msgspec.Struct):
         return TableStatements(table or self.table, self.relid, self.columns, self.description.key)
 
 
-async def load(connection: Connection, source: str, schema: str) -> dict[str, Mirror]:
+async def load(
+    connection: Connection, source: str, schema: str, requested: Collection[str] = ()
+) -> dict[str, Mirror]:
     """The mirrors of a source, by the names of their tables; those that are no longer written
-    without their columns."""
+    without their columns. One that somebody has dropped is left out if its table is among those to
+    copy again (`*` is all of them), or is not written; otherwise it is refused."""
     found = await load_all(connection, source, schema)
-    for mirror in found.values():
-        if mirror.state not in ("dropped", "removed"):
-            await read_columns(connection, mirror)
+    for mirror in list(found.values()):
+        is_written = mirror.state not in ("dropped", "removed")
+        cursor = await connection.execute("select from pg_class where oid = %s", (mirror.relid,))
+        if await cursor.fetchone() is not None:
+            if is_written:
+                await read_columns(connection, mirror)
+        elif is_written and not {mirror.name, "*"} & {*requested}:
+            raise SourceRefused(
+                f"the mirror {mirror.schema}.{mirror.description.target} was dropped",
+                hint=f"Create and copy it again: headwater source resnapshot {source}"
+                f" {mirror.name}",
+            )
+        else:
+            await drop_staging(connection, mirror)
+            del found[mirror.name]
     return found
 
 
@@ -87,11 +103,31 @@ async def read_columns(connection: Connection, mirror: Mirror) -> None:
     if missing:
         raise SourceRefused(
             f"the mirror {mirror.schema}.{mirror.description.target} has no column {missing[0]}",
-            hint="Somebody has altered or dropped it. Remove the source with --drop-tables, and"
-            " add it again.",
+            hint="Somebody has altered it. Remove the source with --drop-tables, and add it again.",
         )
     mirror.columns = tuple(found[column.name] for column in mirror.description.columns)
 
+
+async def refuse_triggers(connection: Connection, mirrors: Iterable[Mirror]) -> None:
+    """A trigger on a mirror runs with the rights of the runner. Only those of Headwater may."""
+    relids = [mirror.relid for mirror in mirrors]
+    cursor = await connection.execute(_TRIGGERS, (relids,))
+    row = await cursor.fetchone()
+    if row is not None:
+        name, table = row
+        raise SourceRefused(
+            f"the trigger {name} on the mirror {table} would run with the rights of Headwater",
+            hint=f"Nothing is applied until it is dropped: drop trigger {name} on {table}",
+        )
+
+
+_TRIGGERS = """
+    select quote_ident(t.tgname), t.tgrelid::regclass::text
+    from pg_trigger t join pg_proc p on p.oid = t.tgfoid
+    where t.tgrelid = any (%s::bigint[]::oid[]) and not t.tgisinternal
+      and (p.pronamespace <> 'headwater'::regnamespace or t.tgqual is not null)
+    order by 1 limit 1
+"""
 
 _COLUMNS = """
     select a.attname::text, format('%%I.%%I', n.nspname, t.typname),

@@ -11,9 +11,11 @@ import msgspec
 
 from headwater.capture.mirror import positions, tables
 from headwater.capture.mirror.tables import Mirror
+from headwater.capture.running.check import same_target
 from headwater.capture.running.filters import row_filter
 from headwater.capture.source import Source, SourceDefinition, SourceTable
 from headwater.database import Connection
+from headwater.errors import SourceRefused
 
 
 class Beginning(NamedTuple):
@@ -27,6 +29,9 @@ async def begin(connection: Connection, source: Source, definition: SourceDefini
     """Bring everything together. No transaction is open while the source is asked: it may be on the
     same server, and wait there for all transactions to end."""
     described = await source.tables()
+    problem = same_target(described)
+    if problem is not None:
+        raise SourceRefused(problem.what, hint=problem.fix)
     requested = await _requested(connection, definition.name)
     saved = await positions.saved(connection, definition.name)
     known = await tables.load_all(connection, definition.name, definition.into)
@@ -62,7 +67,8 @@ async def _bring_together(
     described: list[SourceTable],
     requested: list[str],
 ) -> dict[str, Mirror]:
-    mirrors = await tables.load(connection, definition.name, definition.into)
+    mirrors = await tables.load(connection, definition.name, definition.into, requested)
+    await tables.refuse_triggers(connection, mirrors.values())
     for table in described:
         await bring_up(connection, definition, mirrors, table)
     await _note_removed(connection, mirrors, {table.name for table in described})

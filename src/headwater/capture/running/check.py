@@ -5,6 +5,7 @@ nothing, neither at the source nor here.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 
@@ -48,7 +49,23 @@ async def _checked(source: Source) -> CheckedSource:
     found = CheckedSource(problems)
     if found.is_refused:
         return found
-    return CheckedSource(problems, tuple(await source.tables()))
+    tables = tuple(await source.tables())
+    problem = same_target(tables)
+    return CheckedSource(problems, tables) if problem is None else CheckedSource((problem,))
+
+
+def same_target(tables: Iterable[SourceTable]) -> Problem | None:
+    """Two tables that would have the same mirror."""
+    names: dict[str, str] = {}
+    for table in tables:
+        if table.target in names:
+            both = f"{names[table.target]} and {table.name}"
+            return Problem(
+                f"the tables {both} have the same mirror: {table.target}",
+                "List a table once, or give one of them another target.",
+            )
+        names[table.target] = table.name
+    return None
 
 
 def _silent() -> Problem:

@@ -93,7 +93,7 @@ class Session:
         self._schema_changes: list[SchemaChange | TableDropped] = []
         self._chunk: asyncio.Task[Chunk] | None = None
         self._copying: str | None = None
-        self._saved_at = time.monotonic()
+        self._saved_at = self._looked_at = time.monotonic()
         self._acknowledger = Acknowledger(source, self._applier)
 
     async def run(self) -> None:
@@ -363,6 +363,9 @@ class Session:
             await self._applier.commit_progress(self._position)
             await self._applier.flush()
             self._saved_at = now
+        if now - self._looked_at > SOURCE_HEALTH_SECONDS:
+            self._looked_at = now
+            await tables.refuse_triggers(self._connection, self._mirrors.values())
         await self._acknowledger.look(idle=idle)
 
     async def _finish(self) -> None:
