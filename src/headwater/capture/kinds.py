@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
@@ -61,6 +61,22 @@ def kind_of(url: str) -> str:
             hint="For example: mysql://headwater:${SHOP_PASSWORD}@db/shop",
         )
     return KINDS[scheme]
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL. Its error has no password.
+
+    >>> split_url("mysql://me@[::1]:3307/shop").port
+    3307
+    """
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise ConfigError(
+            "the source's URL cannot be divided into its parts: an IPv6 address is written in"
+            " brackets, such as [::1]",
+            hint=ENCODED,
+        ) from None
 
 
 def absolute(url: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.capture.kinds import has_references, kind_of, resolve
+from headwater.capture.kinds import has_references, kind_of, open_source, resolve
+from headwater.capture.source import SourceDefinition
 from headwater.errors import ConfigError
 
 
@@ -37,3 +38,11 @@ def test_references_are_resolved_from_the_environment() -> None:
     assert resolve(url, {"SHOP_PASSWORD": "x", "SHOP_HOST": "db"}) == "mysql://app:x@db/shop"
     with pytest.raises(ConfigError, match="SHOP_HOST, which is not set"):
         resolve(url, {"SHOP_PASSWORD": "x"})
+
+
+def test_a_url_with_half_of_an_address_is_refused_without_its_password() -> None:
+    for scheme in ("mysql", "mongodb"):
+        definition = SourceDefinition("shop", f"{scheme}://me:secret@[::1/shop", "shop")
+        with pytest.raises(ConfigError, match="IPv6") as caught:
+            open_source(definition)
+        assert "secret" not in f"{caught.value} {caught.value.hint}"

@@ -11,7 +11,12 @@ from pymongo.errors import OperationFailure
 from headwater.capture.mongodb import collections
 from headwater.capture.mongodb.columns import Layout
 from headwater.capture.mongodb.connection import Connection, Server
-from headwater.capture.mongodb.failures import STANDALONE_FIX, VERSION_MIN, translate
+from headwater.capture.mongodb.failures import (
+    STANDALONE_FIX,
+    VERSION_MIN,
+    translate,
+    without_password,
+)
 from headwater.capture.source import Problem, SourceDefinition
 from headwater.errors import HeadwaterError, SourceUnavailable
 
@@ -32,6 +37,18 @@ def server_problems(server: Server) -> list[Problem]:
     if not server.replica_set and not server.sharded:
         problems.append(Problem("the server is not a member of a replica set", STANDALONE_FIX))
     return problems
+
+
+def option_problems(warnings: list[str], url: str) -> list[Problem]:
+    """
+    >>> option_problems(["Unknown option: bogus"], "mongodb://db/shop")[0].what
+    'MongoDB URL: Unknown option: bogus'
+    """
+    fix = "Remove or correct the option in the source's URL: the driver ignores it."
+    return [
+        Problem(f"MongoDB URL: {without_password(text, url)}", fix, warning=True)
+        for text in warnings
+    ]
 
 
 def collection_problems(

@@ -7,6 +7,7 @@ they are.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -21,6 +22,7 @@ from pymongo.monitoring import (
     CommandSucceededEvent,
 )
 
+from headwater.capture.kinds import split_url
 from headwater.errors import ConfigError
 
 Document: TypeAlias = dict[str, Any]
@@ -115,6 +117,8 @@ class Connection:
         self.url = url
         self.database_name = database_name(url)
         self.replies = Replies()
+        self.warnings: list[str] = []
+        """What the driver says of the URL's options."""
         self._client: AsyncMongoClient[Document] | None = None
         self._server: Server | None = None
 
@@ -123,7 +127,14 @@ class Connection:
         if self._client is None:
             given = {name.lower() for name, _ in parse_qsl(urlsplit(self.url).query)}
             defaults = {n: value for n, value in _DEFAULTS.items() if n.lower() not in given}
-            self._client = AsyncMongoClient(self.url, event_listeners=[self.replies], **defaults)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                self._client = AsyncMongoClient(
+                    self.url, event_listeners=[self.replies], **defaults
+                )
+            self.warnings = sorted(
+                {str(w.message) for w in caught if issubclass(w.category, UserWarning)}
+            )
         return self._client
 
     @property
@@ -153,7 +164,7 @@ def database_name(url: str) -> str:
     >>> database_name("mongodb+srv://me@cluster.example.com/shop?retryWrites=true")
     'shop'
     """
-    parts = urlsplit(url)
+    parts = split_url(url)
     name = unquote(parts.path.lstrip("/"))
     if parts.scheme not in ("mongodb", "mongodb+srv") or not name or "/" in name:
         raise ConfigError(

@@ -61,7 +61,9 @@ class MongoSource:
     async def check(self) -> list[Problem]:
         try:
             with translated(self.definition.url, "connecting to MongoDB"):
-                return await self._problems()
+                problems = await self._problems()
+                said = checks.option_problems(self._connection.warnings, self.definition.url)
+                return [*problems, *said]
         except SourceUnavailable:
             raise
         except HeadwaterError as error:

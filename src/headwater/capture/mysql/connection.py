@@ -13,11 +13,11 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from headwater.capture.kinds import ENCODED
+from headwater.capture.kinds import ENCODED, split_url
 from headwater.errors import (
     ConfigError,
     HeadwaterError,
@@ -58,7 +58,7 @@ def parse_url(url: str) -> Address:
     >>> parse_url("mysql://me:p%40ss@db/shop?ssl-mode=required")
     mysql://me@db:3306/shop
     """
-    parts = urlsplit(url)
+    parts = split_url(url)
     try:
         port = parts.port or 3306
     except ValueError:

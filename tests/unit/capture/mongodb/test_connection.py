@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.capture.mongodb.connection import Server, database_name
+from headwater.capture.mongodb.checks import option_problems
+from headwater.capture.mongodb.connection import Connection, Server, database_name
 from headwater.errors import ConfigError
 
 
@@ -25,6 +26,24 @@ def test_a_url_without_a_database(url: str) -> None:
     with pytest.raises(ConfigError, match="must name its database") as caught:
         database_name(url)
     assert "secret" not in str(caught.value)
+
+
+def test_a_url_with_half_of_an_address() -> None:
+    with pytest.raises(ConfigError, match="IPv6") as caught:
+        database_name("mongodb://me:secret@[::1/shop")
+    assert "secret" not in str(caught.value)
+
+
+async def test_an_unknown_option_is_a_warning_of_the_check(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    connection = Connection("mongodb://me:secret@db/shop?bogus=1")
+    assert connection.client is not None
+    await connection.close()
+    (problem,) = option_problems(connection.warnings, connection.url)
+    assert "bogus" in problem.what
+    assert problem.warning
+    assert not recwarn.list
 
 
 def test_which_servers_split_large_events() -> None:
