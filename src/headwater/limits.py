@@ -727,6 +727,10 @@ SOURCE_CHUNK_ROWS = 10_000
 SOURCE_CHUNK_BYTES = 16_000_000
 """Bytes of such a chunk. A single row may be larger."""
 
+SOURCE_ROW_CHARS_MAX = 250_000_000
+"""Characters of a row of a source: PostgreSQL takes at most 1 GB at once, and a character may have
+4 bytes. A source with a larger row is refused."""
+
 SOURCE_PROCESS_RESTART_SECONDS = (1.0, 30.0)
 """First and longest pause before the process that runs the sources is started again."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from headwater import limits
 from headwater.capture.mirror import locking, registry
 from headwater.capture.postgres import schema
 from headwater.capture.running import runner, session
@@ -662,3 +663,29 @@ async def test_two_tables_with_one_mirror_are_refused_before_anything_is_made(
     found = await stage.until("refused")
     assert found.error == "the tables orders and orders have the same mirror: orders"
     assert await stage.fetch("select to_regnamespace('shop') is null") == [(True,)]
+
+
+@pytest.mark.parametrize("at", ["change", "copy", "server"])
+async def test_a_row_that_postgresql_cannot_take_is_refused_with_its_table(
+    stage: Stage, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SOURCE_PART_BYTES", 1_000)
+    monkeypatch.setattr(limits, "SOURCE_ROW_CHARS_MAX", 2_000 if at != "server" else 10_000)
+    row = RowChanges("orders", "insert", [("1000", "large", "1.00", "x" * 3_000)])
+    if at == "copy":
+        stage.commit(row)
+    await stage.start()
+    if at != "copy":
+        await stage.until_equal()
+        await stage.until("running")
+        await stage.connection.execute(
+            "create function public.takes(t text) returns boolean language plpgsql as $$ begin"
+            " if length(t) > 2000 then raise 'buffer' using errcode = '54000'; end if;"
+            " return true; end $$"
+        )
+        await stage.connection.execute("alter table shop.orders add check (public.takes(note))")
+        stage.commit(row)
+    found = await stage.until("refused")
+    assert found.error is not None
+    reason = "buffer" if at == "server" else "it has 3013 characters"
+    assert found.error == f"table orders: a row is too large for PostgreSQL: {reason}"

@@ -35,7 +35,7 @@ LEASE_CLASS = 1752654964
 """Of the advisory lock that is the lease, see headwater.lock_class(). The second number is a hash
 of the source's name."""
 
-_DIVERGED = frozenset({"21", "22", "23", "27"})
+_DIVERGED = frozenset({"21", "22", "23", "27", "54"})
 """Of SQLSTATE: the mirror does not take a change that its source made."""
 
 _UNTIL_REQUESTED = 86_400.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +23,7 @@ from headwater.capture.mirror.chunks import PendingChunk
 from headwater.capture.mirror.feeds import FeedWriter
 from headwater.capture.mirror.registry import TableState
 from headwater.capture.mirror.runs import Insert, tables_of
+from headwater.capture.mirror.sizes import bounded, is_large
 from headwater.capture.mirror.tables import Mirror
 from headwater.capture.mirror.writers import (
     CopyWriter,
@@ -40,6 +41,7 @@ from headwater.capture.source import (
     Chunk,
     Item,
     Progress,
+    RowChanges,
     SchemaChange,
     Source,
     SourceDefinition,
@@ -250,13 +252,22 @@ class Session:
         for name, group in tables_of(part.changes):
             writer = self._writers.get(name)
             if writer is not None:
-                await writer.write(self._applier, group)
+                await self._write(name, writer, group)
                 count += sum(len(c.after) or len(c.before) or 1 for c in group)
                 if writer.needs_copy:
                     await self._copy_again(name)
         if part.position is not None:
             await self._commit(part.position, part.committed_at)
         return count
+
+    async def _write(self, name: str, writer: TableWriter, group: Sequence[RowChanges]) -> None:
+        if not is_large(group):
+            await writer.write(self._applier, group)
+            return
+        await self._applier.flush()
+        with bounded(name, (*group[0].after, *group[0].before)):
+            await writer.write(self._applier, group)
+            await self._applier.flush()
 
     async def _copy_again(self, name: str) -> None:
         mirror = self._mirrors[name]
@@ -330,14 +341,15 @@ class Session:
         if last is not None:
             self._chunk = self._reading(mirror, last)  # while this one is written
         await self._applier.begin()
-        mirror.copied += await writer.write_chunk(self._applier)
-        mirror.cursor = last
-        await self._applier.flush()
-        if last is None:
-            if mirror.state == "recopying":
-                await tables.replace_rows(self._connection, mirror)
-            await tables.make_live(self._connection, mirror)
-            mirror.state = "live"
+        with bounded(mirror.name, list(writer.pending.rows.values())):
+            mirror.copied += await writer.write_chunk(self._applier)
+            mirror.cursor = last
+            await self._applier.flush()
+            if last is None:
+                if mirror.state == "recopying":
+                    await tables.replace_rows(self._connection, mirror)
+                await tables.make_live(self._connection, mirror)
+                mirror.state = "live"
         await tables.save(self._connection, mirror)
         if last is None:
             # What a copy changed in the mirror is traced to this position.
