@@ -10,6 +10,7 @@ import pytest
 
 from headwater.capture.postgres.wal import source as source_module
 from headwater.capture.postgres.wal.source import PostgresSource
+from headwater.capture.running.check import check_source
 from headwater.capture.source import (
     UNCHANGED,
     Progress,
@@ -345,3 +346,12 @@ async def test_types_have_the_same_text_in_the_copy_and_in_the_log(setting: Sett
         "3", *(printed.get(case.declared, case.mirror_value) for case in cases)
     )  # fmt: skip
     assert replica.rows["typed"][("2",)] == ("2", *[None] * len(cases))
+
+
+async def test_a_table_that_is_listed_with_and_without_its_schema_is_refused(
+    setting: Setting,
+) -> None:
+    await setting.driver.execute("create table swap (id int primary key)")
+    checked = await check_source(setting.driver.definition("swap", "public.swap"))
+    assert [problem.warning for problem in checked.problems] == [False]
+    assert "have the same mirror: swap" in checked.problems[0].what
