@@ -227,6 +227,8 @@ class Runner:
             await connection.execute("select set_config('headwater.applies', %s, true)", (name,))
             for mirror in (await tables.load_all(connection, name, into)).values():
                 await tables.release(connection, mirror, drop=self._declared.drop_mirrors)
+            if self._declared.drop_mirrors:
+                await tables.drop_schema(connection, into)
             saved = await positions.saved(connection, name)
             if saved is not None:
                 await positions.save(connection, name, saved, None)
