@@ -189,7 +189,8 @@ async def check_types(connection: Connection, table: SourceTable) -> None:
     if not table.key:
         raise SourceRefused(
             f"table {table.name} has no primary key",
-            hint="Rows are distinguished by their key: give it one, or leave the table out.",
+            hint="Rows are distinguished by their key: give it one, or list the other tables"
+            " (tables = […], --table).",
         )
     for column in table.columns:
         try:
