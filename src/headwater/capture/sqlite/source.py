@@ -39,7 +39,7 @@ from headwater.capture.sqlite.queue import Queue
 from headwater.capture.sqlite.reading import Announced, Poll, QueueReader, poll, time_of
 from headwater.capture.sqlite.shapes import find_specs, read_shape, refusal, virtual_tables
 from headwater.capture.sqlite.statements import quoted
-from headwater.errors import ConfigError, SourceError
+from headwater.errors import ConfigError, SourceError, SourceRefused
 
 BUSY_SECONDS = 5.0
 """How long a statement waits for the lock of another program."""
