@@ -220,10 +220,19 @@ async def test_a_slot_that_a_table_is_being_enabled_with_is_not_dropped(
     await run(connection, "begin")
     await run(connection, f"select headwater.enable_reactivity('orders', 'wal', '{slot}')")
     dropping = asyncio.create_task(rows(other, "select headwater.drop_wal_slots(interval '0')"))
-    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not await rows(connection, _QUEUED):  # noqa: ASYNC110 - another session changes it
+            await asyncio.sleep(0.02)
     await run(connection, "commit")
     assert await dropping == [(0,)]
     assert await rows(connection, SLOTS) == [(slot,)]
+
+
+_QUEUED = """
+    select from pg_locks
+    where locktype = 'advisory' and not granted
+      and database = (select oid from pg_database where datname = current_database())
+"""
 
 
 async def test_a_slot_that_was_dropped_before_it_was_used_is_refused(
