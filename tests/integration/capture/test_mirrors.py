@@ -565,3 +565,20 @@ async def test_what_cannot_be_changed_is_refused(connection: Connection) -> None
         await registry.request_pause(connection, "nothing")
     with pytest.raises(NotFound, match="has no table nothing"):
         await registry.request_resnapshot(connection, "shop", ("nothing",))
+
+
+async def test_a_restored_database_may_give_a_mirror_the_former_oid_of_another(
+    connection: Connection,
+) -> None:
+    await connection.execute(
+        "create schema shop; create table shop.a (id int); create table shop.b (id int);"
+        " insert into headwater.sources (name, kind, into_schema) values ('shop', 'mysql', 'shop');"
+        " insert into headwater.source_tables (source, name, target, relid, state, description)"
+        " values ('shop', 'a', 'a', 99999, 'live', '{}'),"
+        " ('shop', 'b', 'b', 'shop.a'::regclass, 'live', '{}')"
+    )
+    await connection.execute("select headwater.adopt_sources()")
+    cursor = await connection.execute(
+        "select relid::regclass::text from headwater.source_tables order by name"
+    )
+    assert await cursor.fetchall() == [("shop.a",), ("shop.b",)]
