@@ -16,10 +16,12 @@ import pytest
 from headwater import Headwater, limits
 from headwater.admin.status import wal_capture_status
 from headwater.capture.postgres import doctor, schema, triggers
+from headwater.capture.postgres.wal import replication
 from headwater.capture.postgres.wal.append import WalCapture
+from headwater.capture.postgres.wal.append import runner as append_runner
 from headwater.capture.postgres.wal.append.process import WalCaptureProcess
 from headwater.database import Connection, connect
-from headwater.errors import ConfigError, DatabaseError, HeadwaterError
+from headwater.errors import ConfigError, DatabaseError, HeadwaterError, SourceUnavailable
 from headwater.hub.hub import Hub
 from headwater.log import maintenance
 from tests.support.log_probe import LogProbe, enable, probing, rows, run
@@ -316,6 +318,37 @@ async def test_rows_that_the_log_refuses_for_any_reason_are_a_reset(
         await run(connection, "drop trigger refuse on headwater.log")
         await run(connection, "insert into orders values (2)")
         assert await probe.story() == [("insert", 2)]
+
+
+async def test_a_slot_that_the_server_cannot_read_is_replaced(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row before and after its change has more than the 1 GB of a message."""
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders") as probe:
+        pass
+    present = "select slot from headwater.wal_capture"
+    ((unreadable,),) = await rows(connection, present)
+
+    async def open_stream(url: str, slot: str, *values: Any, **options: Any) -> Any:
+        stream = await replication.open_stream(url, slot, *values, **options)
+        if slot == unreadable:
+            monkeypatch.setattr(stream, "receive", _too_large)
+        return stream
+
+    monkeypatch.setattr(append_runner, "open_stream", open_stream)
+    async with probing_at(url, probe) as probe, capturing(url):
+        await run(connection, "insert into orders values (1)")
+        async with asyncio.timeout(30):
+            while await rows(connection, present) == [(unreadable,)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert ("reset",) in await probe.story()
+        await run(connection, "insert into orders values (2)")
+        assert await probe.story() == [("insert", 2)]
+
+
+async def _too_large() -> Any:
+    raise SourceUnavailable("too large") from psycopg.errors.ProgramLimitExceeded("too large")
 
 
 # ---------------------------------------------------------------------- a runner that is not there

@@ -63,6 +63,7 @@ class WalCapture:
         self._url = url
         self._leaves_when_idle = leaves_when_idle
         self._stopping = asyncio.Event()
+        self._unreadable: str | None = None
 
     def stop(self) -> None:
         """End after the present transaction."""
@@ -119,10 +120,25 @@ class WalCapture:
         try:
             run = _Run(connection, stream, LogAppender(connection, slot, int(nearby)), slot)
             await run.until(self._stopping)
+        except HeadwaterError as error:
+            await stream.close()
+            if isinstance(error.__cause__, _UNREADABLE):
+                await self._give_up(connection, slot)
+            raise
         finally:
             await stream.close()
         if not self._stopping.is_set():
             await end(connection)
+
+    async def _give_up(self, connection: Connection, slot: str) -> None:
+        """The server cannot read its WAL: a row has more than 1 GB, before and after its change. If
+        that was so at the last attempt, too, the slot is dropped, so that a new one is made."""
+        if self._unreadable != slot:
+            self._unreadable = slot
+            return
+        logger.warning("WAL capture: slot %s cannot be read, every table is read again", slot)
+        await connection.execute("rollback")
+        await connection.execute(_DROP, (slot,))
 
 
 class _Run:
@@ -239,6 +255,13 @@ async def _one(connection: Connection, statement: str, values: Any = None) -> tu
     assert row is not None
     return row
 
+
+_UNREADABLE = (psycopg.errors.ProgramLimitExceeded, psycopg.errors.InternalError_)
+
+_DROP = """
+    select pg_drop_replication_slot(slot_name) from pg_replication_slots
+    where slot_name = %s and not active
+"""
 
 _IS_NEEDED = "select exists (select from headwater.installation where wal_slot is not null)"
 
