@@ -78,13 +78,16 @@ class Session:
         status: Status,
         *,
         chunk_rows: int = SOURCE_CHUNK_ROWS,
+        warning: str | None = None,
     ) -> None:
+        """`warning` is shown with those of the source."""
         self.stop = asyncio.Event()
         self._source = source
         self._definition = definition
         self._connection = connection
         self._status = status
         self._chunk_rows = chunk_rows
+        self._warnings = [] if warning is None else [warning]
         self._mirrors: dict[str, Mirror] = {}
         self._filters: dict[str, FilterRuns | None] = {}
         self._writers: dict[str, TableWriter | None] = {}
@@ -120,7 +123,7 @@ class Session:
         for problem in problems:
             if not problem.warning:
                 raise SourceRefused(problem.what, hint=problem.fix)
-        warnings = [f"{problem.what}. {problem.fix}" for problem in problems]
+        warnings = [*self._warnings, *(f"{problem.what}. {problem.fix}" for problem in problems)]
         self._status.warning = "\n".join(warnings) or None
 
     async def _begin(self) -> None:
