@@ -42,6 +42,10 @@ _FIRST_PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
 
 
+class StillBehind(DatabaseError):
+    """Capture works, but the wait was for a caller that must not hold its snapshot for so long."""
+
+
 class _Question(NamedTuple):
     """A statement whose answer is one row, or None."""
 
@@ -52,10 +56,15 @@ class _Question(NamedTuple):
 _Step: TypeAlias = _Question | float
 
 
-async def wait(connection: Connection, slot: str, upto: int) -> None:
+async def wait(
+    connection: Connection, slot: str, upto: int, *, holds_snapshot: bool = False
+) -> None:
     """Return when the log has everything up to this place in the WAL. The connection must not be in
-    a transaction. DatabaseError, with the reason, if capture makes no progress."""
-    steps = _wait(slot, int(upto), connection.info.server_version, time.monotonic)
+    a transaction. DatabaseError, with the reason, if capture makes no progress. `holds_snapshot`
+    says that the caller is in a transaction meanwhile, over another connection: it gets
+    `StillBehind` after a while, and takes a new snapshot."""
+    version = connection.info.server_version
+    steps = _wait(slot, int(upto), version, time.monotonic, holds_snapshot=holds_snapshot)
     answer: tuple[Any, ...] | None = None
     try:
         while True:
@@ -92,7 +101,12 @@ def wait_blocking(
 
 
 def _wait(
-    slot: str, upto: int, server_version: int, clock: Callable[[], float]
+    slot: str,
+    upto: int,
+    server_version: int,
+    clock: Callable[[], float],
+    *,
+    holds_snapshot: bool = False,
 ) -> Generator[_Step, tuple[Any, ...] | None, None]:
     pause, until = _FIRST_PAUSE, clock() + WAL_CAPTURE_SECONDS
     reached: tuple[int, ...] = ()
@@ -116,6 +130,8 @@ def _wait(
             progress = (confirmed, *map(int, sent or ()))
             if sent is None or progress == reached:
                 raise _stuck(slot, upto - confirmed, is_running=sent is not None)
+            if reached and holds_snapshot:
+                raise StillBehind(f"WAL capture is {upto - confirmed} bytes behind")
             reached, until = progress, clock() + WAL_CAPTURE_SECONDS
         yield pause
         pause = min(pause * 1.5, _LONGEST_PAUSE)

@@ -21,7 +21,7 @@ from headwater.capture.postgres.wal.append.process import WalCaptureProcess
 from headwater.database import Connection, connect
 from headwater.errors import ConfigError, DatabaseError, HeadwaterError
 from headwater.hub.hub import Hub
-from headwater.log import maintenance
+from headwater.log import complete, maintenance
 from headwater.model import Position
 from tests.support.log_probe import LogProbe, enable, probing, rows, run
 from tests.support.subscribers import Recorder, live
@@ -580,6 +580,29 @@ async def test_a_hub_is_not_ready_without_capture_and_continues_with_it(
         assert [row["id"] for row in recorder.rows] == [1]
         await stack.enter_async_context(capturing(url))
         await _until(lambda: [row["id"] for row in recorder.rows] == [1, 2])
+        assert hub.ready
+
+
+async def test_a_hub_takes_a_new_snapshot_while_a_large_transaction_is_appended(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(connection, ORDERS)
+    await enable_wal(connection, "orders")
+    recorder, behind = Recorder(), [3]
+    original = complete.wait
+
+    async def wait(*arguments: Any, holds_snapshot: bool) -> None:
+        if holds_snapshot and behind[0]:
+            behind[0] -= 1
+            raise complete.StillBehind("a large transaction")
+        await original(*arguments, holds_snapshot=holds_snapshot)
+
+    async with capturing(url), Hub(url) as hub:
+        await hub.live(live("orders", order=["id"], limit=5), recorder)
+        monkeypatch.setattr(complete, "wait", wait)
+        await run(connection, "insert into orders values (1)")
+        await _until(lambda: [row["id"] for row in recorder.rows] == [1])
+        assert behind == [0]
         assert hub.ready
 
 

@@ -299,7 +299,7 @@ async def test_an_append_that_began_in_another_slot_is_not_missed(
     await enable_wal(connection, "orders")
     ((shape,),) = await rows(connection, "select max(id) from headwater.shapes")
 
-    async def wait(connection: Connection, slot: str, upto: int) -> None:
+    async def wait(*_: object, **__: object) -> None:
         await run(other, "commit")
 
     monkeypatch.setattr("headwater.log.complete.wait", wait)

@@ -27,8 +27,10 @@ class Database:
         self._flushed = flushed
         self._sent = None if sent is None else _lasting(sent)
 
-    def wait(self, upto: int, version: int = 180_000) -> None:
-        steps = complete._wait("slot", upto, version, lambda: self.now)
+    def wait(self, upto: int, version: int = 180_000, *, holds_snapshot: bool = False) -> None:
+        steps = complete._wait(
+            "slot", upto, version, lambda: self.now, holds_snapshot=holds_snapshot
+        )
         answer: tuple[Any, ...] | None = None
         try:
             while True:
@@ -98,6 +100,13 @@ def test_it_waits_longer_while_parts_of_one_transaction_are_appended() -> None:
     with pytest.raises(DatabaseError, match="makes no progress"):
         database.wait(100)
     assert database.now > 3 * WAL_CAPTURE_SECONDS
+
+
+def test_a_caller_that_holds_a_snapshot_takes_another_while_there_is_progress() -> None:
+    with pytest.raises(complete.StillBehind, match="90 bytes behind"):
+        Database([10], sent=[(20, 1), (20, 2)]).wait(100, holds_snapshot=True)
+    with pytest.raises(DatabaseError, match="makes no progress"):
+        Database([10], sent=[(20, 1), (20, 1)]).wait(100, holds_snapshot=True)
 
 
 def test_a_slot_that_is_gone_ends_the_wait() -> None:

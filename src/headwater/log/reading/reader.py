@@ -125,7 +125,7 @@ class LogReader:
         if not slot:
             return await self._marked(connection, position)
         outside = await self._outside(connection)
-        await complete.wait(outside, slot, written)
+        await complete.wait(outside, slot, written, holds_snapshot=outside is not connection)
         return await self._marked(outside, position)
 
     async def _outside(self, connection: Connection) -> Connection:
@@ -190,7 +190,7 @@ class LogReader:
         position = Position.of_snapshot(self.log, snapshot)
         outside = await self._outside(connection)
         if not since.covers(position):
-            await complete.wait(outside, feed, written)
+            await complete.wait(outside, feed, written, holds_snapshot=outside is not connection)
         while True:
             slots = await self._slots.holding(outside, since)
             values = {**parameters(since, position), "limit": _LOG_PAGE_CHANGES + 1}
