@@ -154,6 +154,19 @@ async def test_disabling_the_last_table_leaves_nothing_behind(
     assert (await triggers.list_tables(connection))[0].capture == "trigger"
 
 
+async def test_a_slot_that_is_in_use_a_moment_longer_is_dropped(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders"):
+        await _running(connection)
+        ((slot,),) = await rows(connection, "select wal_slot from headwater.installation")
+        await run(connection, "update headwater.tables set enabled = false")
+        ending = asyncio.create_task(runner.end(connection, slot))
+    await ending
+    assert await rows(connection, "select from pg_replication_slots") == []
+
+
 async def test_disabling_without_a_runner_drops_the_slot(url: str, connection: Connection) -> None:
     await run(connection, ORDERS)
     await enable_wal(connection, "orders")

@@ -27,6 +27,7 @@ from headwater.capture.postgres.wal.catalog.checks import MAY_REPLICATE
 from headwater.capture.postgres.wal.connecting import SETTINGS
 from headwater.capture.postgres.wal.pgoutput import parse_lsn
 from headwater.capture.postgres.wal.replication import (
+    SLOT_RELEASE_SECONDS,
     Keepalive,
     ReplicationStream,
     open_stream,
@@ -117,7 +118,7 @@ class WalCapture:
         finally:
             await stream.close()
         if not self._stopping.is_set():
-            await end(connection)
+            await end(connection, slot)
 
 
 class _Run:
@@ -186,12 +187,17 @@ async def is_free(connection: Connection) -> bool:
     return bool((await _one(connection, _IS_FREE))[0])
 
 
-async def end(connection: Connection) -> bool:
-    """Drop the slot and the publication if no table is captured from the WAL any more."""
-    ended = bool((await _one(connection, "select headwater.end_wal_capture()"))[0])
-    if ended:
+async def end(connection: Connection, slot: str) -> None:
+    """Drop the slot and the publication if no table is captured from the WAL any more. A slot that
+    was read is in use for a moment longer; after that, maintenance drops it."""
+    if not (await _one(connection, "select headwater.end_wal_capture()"))[0]:
+        return
+    until = time.monotonic() + SLOT_RELEASE_SECONDS
+    while time.monotonic() < until:
         await connection.execute("select headwater.drop_wal_slots(interval '0')")
-    return ended
+        if not (await _one(connection, _EXISTS, (slot,)))[0]:
+            return
+        await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -235,6 +241,8 @@ _IS_FREE = f"""
     and (select pg_has_role(nspowner, 'MEMBER') from pg_namespace where nspname = 'headwater')
     and ({MAY_REPLICATE})
 """
+
+_EXISTS = "select exists (select from pg_replication_slots where slot_name = %s)"
 
 _HAS_TABLES = """
     select exists (select from headwater.tables where enabled and capture = 'wal'),
