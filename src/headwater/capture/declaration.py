@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
-from headwater.capture.kinds import has_references, kind_of
+from headwater.capture.kinds import ENCODED, absolute, has_references, kind_of
 from headwater.capture.source import SourceDefinition, TableSpec
 from headwater.database import is_reserved
 from headwater.errors import ConfigError, InvalidQuery
@@ -49,7 +49,8 @@ def define_source(
     feed_only: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> SourceDefinition:
-    """The definition. ConfigError if it cannot be one of a source."""
+    """The definition. ConfigError if it cannot be one of a source. A relative path in the URL is
+    relative to the current folder, which is also where `headwater.toml` is."""
     _check_into(into)
     if name is None:
         name = into
@@ -66,7 +67,7 @@ def define_source(
         )
     return SourceDefinition(
         name=name,
-        url=url,
+        url=absolute(url),
         into=into,
         tables=_tables(name, {} if tables is None else tables),
         feed_only=feed_only,
@@ -120,9 +121,13 @@ def _check_url(name: str, url: Any) -> None:
     if has_references(url.partition("://")[0]):
         return  # The scheme is known where the source is opened.
     try:
-        kind_of(url)
+        kind = kind_of(url)
     except ConfigError as error:
         raise ConfigError(f"source {name}: {error}", hint=error.hint) from None
+    after_host = url.partition("://")[2].partition("?")[0].partition("/")[2]
+    if kind != "sqlite" and "@" in after_host:
+        # Not the part itself: it may be the rest of a password.
+        raise ConfigError(f"source {name}: the URL has a / before its last @", hint=ENCODED)
 
 
 # ------------------------------------------------------------------------ tables

@@ -37,6 +37,12 @@ _CLASSES: Final[dict[str, tuple[str, str]]] = {
     "sqlite": ("headwater.capture.sqlite.source", "SqliteSource"),
 }
 
+ENCODED: Final = (
+    "In a user or a password, special characters are percent-encoded: / is %2F, @ is %40, ? is %3F."
+    " Or write ${NAME}, whose value may have any characters."
+)
+"""The hint for a URL that cannot be divided into its parts."""
+
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -55,6 +61,19 @@ def kind_of(url: str) -> str:
             hint="For example: mysql://headwater:${SHOP_PASSWORD}@db/shop",
         )
     return KINDS[scheme]
+
+
+def absolute(url: str) -> str:
+    """The URL with an absolute path, if it names a file: the process that runs the source may have
+    another current folder than the one in which it is declared.
+
+    >>> absolute("sqlite:////var/lib/shop.db"), absolute("sqlite:///${DATA}/shop.db")
+    ('sqlite:////var/lib/shop.db', 'sqlite:///${DATA}/shop.db')
+    """
+    path = url.removeprefix("sqlite:///")
+    if path == url or not path or path.startswith(("/", "${", ":memory:")):
+        return url
+    return f"sqlite:///{quote(os.getcwd())}/{path}"
 
 
 def has_references(text: str) -> bool:

@@ -191,7 +191,8 @@ class Source(Protocol):
     runner does."""
 
     async def check(self) -> list[Problem]:
-        """Everything that is wrong now: rights, settings, versions, tables. Changes nothing."""
+        """Everything that is wrong now: rights, settings, versions, tables. Changes nothing. Raises
+        SourceUnavailable if the source does not answer."""
         ...
 
     async def tables(self) -> list[SourceTable]:

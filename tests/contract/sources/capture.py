@@ -178,11 +178,9 @@ class MirrorCapture(Capture):
         self._task = asyncio.create_task(self._supervisor.run())
 
     async def states(self, *tables: str) -> list[str | None]:
-        found = {
-            table.name: table.state
-            for source in await registry.sources(self.connection)
-            for table in source.tables
-        }
+        """As the runner stores them; what people see is written once a second."""
+        cursor = await self.connection.execute("select name, state from headwater.source_tables")
+        found = dict(await cursor.fetchall())
         return [found.get(table) for table in tables]
 
     async def state(self) -> str:

@@ -34,8 +34,7 @@ async def write(driver: SourceDriver, *steps: tuple[Any, ...]) -> None:
 
 
 def need(driver: SourceDriver, *abilities: str) -> None:
-    """End a test of what this source's database does not have at all. The docs page of the source
-    says so, and `tests/contract/sources/test_abilities.py` has the list."""
+    """End a test of what this database does not have at all; `SourceDriver.can` has the list."""
     missing = set(abilities) - driver.can
     if missing:
         pytest.skip(f"{driver.kind} has no {', '.join(sorted(missing))}")

@@ -456,6 +456,56 @@ async def test_a_feed_has_no_rows_and_all_changes(stage: Stage) -> None:
     assert await stage.rows() == []
 
 
+async def test_a_feed_leaves_rows_out(stage: Stage) -> None:
+    """What the log has of rows that match, begin to match, or no longer do."""
+    where = ["amount", ">=", 500]
+    tables = (TableSpec("orders", where=where),)
+    await stage.start(SourceDefinition("shop", SHOP.url, "shop", tables, feed_only=True))
+    await stage.until("running")
+
+    def row(key: str, amount: str) -> tuple[str, str, str, None]:
+        return (key, "a", amount, None)
+
+    stage.commit(
+        RowChanges("orders", "insert", [row("1000", "1.00"), row("1001", "900.00")]),
+        RowChanges(
+            "orders", "update",
+            [row("1000", "2.00"), row("1001", "800.00")],
+            [row("1000", "1.00"), row("1001", "900.00")],
+        ),
+        RowChanges(
+            "orders", "update",
+            [row("1000", "700.00"), row("1001", "3.00")],
+            [row("1000", "2.00"), row("1001", "800.00")],
+        ),
+        RowChanges("orders", "update", [row("1000", "701.00"), row("1001", "4.00")]),
+        RowChanges("orders", "delete", (), [row("1000", "701.00"), row("1001", "4.00")]),
+        RowChanges("orders", "truncate"),
+    )  # fmt: skip
+
+    async def logged() -> list[tuple[Any, ...]]:
+        return await stage.fetch(
+            "select l.op::text, coalesce(l.after, l.before) ->> 'id',"
+            " l.before ->> 'amount', l.after ->> 'amount'"
+            " from headwater.log l where l.op <> 'R' and l.shape in"
+            " (select id from headwater.shapes where relid = 'shop.orders'::regclass)"
+            " order by l.seq"
+        )
+
+    await until(logged, "changes in the log")
+    assert await logged() == [
+        ("I", "1001", None, "900.00"),
+        ("U", "1001", "900.00", "800.00"),
+        ("I", "1000", None, "700.00"),
+        ("D", "1001", "800.00", None),
+        # Without the row before, it may have matched: its key is deleted.
+        ("U", "1000", None, "701.00"),
+        ("D", "1001", None, None),
+        ("D", "1000", "701.00", None),
+        ("T", None, None, None),
+    ]
+
+
 @pytest.mark.parametrize(
     ("definition", "words"),
     [

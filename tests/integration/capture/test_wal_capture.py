@@ -573,6 +573,31 @@ class _NotOver:
     confirmed = 0
 
 
+async def test_a_table_of_a_superuser_is_prepared_by_its_owner(connection: Connection) -> None:
+    await run(connection, ORDERS)
+    ((role,),) = await rows(connection, "select 'plain_' || md5(random()::text)")
+    ((database,),) = await rows(connection, "select current_database()::text")
+    await run(connection, f"create role {role} replication")
+    await run(connection, f"grant all on all tables in schema headwater to {role}")
+    await run(connection, f"grant all on all sequences in schema headwater to {role}")
+    await run(connection, f"grant usage on schema headwater to {role}")
+    await run(connection, f"grant execute on all functions in schema headwater to {role}")
+    await run(connection, f"grant create on database {database} to {role}", f"set role {role}")
+    enable = "select headwater.check_wal('orders'::regclass)"
+    try:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="another role") as raised:
+            await run(connection, enable)
+        hint = raised.value.diag.message_hint or ""
+        assert "grant postgres" not in hint
+        statements = hint.partition("As its owner postgres: ")[2].partition("; then enable")[0]
+        await run(connection, "reset role", *statements.split("; "), f"set role {role}")
+        await run(connection, enable)
+        await triggers.enable(connection, "orders", "wal")
+        await triggers.disable(connection, "orders")
+    finally:
+        await run(connection, "reset role", f"drop owned by {role}", f"drop role {role}")
+
+
 async def test_a_hub_is_not_ready_without_capture_and_continues_with_it(
     url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from tests.support.databases import fresh_database
 from tests.support.running_sources import ScriptedDatabase, running, supervised
 from tests.support.scripted_source import ScriptedSource
 
-SOURCE = "sqlite:///scripted.db?password=secret"
+SOURCE = "sqlite:////srv/scripted.db?password=secret"
 """Its option is not one of SQLite: it must not be printed."""
 
 
@@ -244,11 +244,11 @@ def test_list_and_status(run: Run, url: str, database: ScriptedDatabase) -> None
         (shop,) = sources
         assert (shop["name"], shop["state"], shop["is_run"]) == ("shop", "running", True)
         (document,) = run("status", "shop", "--json").documents
-        assert document["definition"]["url"] == "sqlite:///scripted.db?password=***"
+        assert document["definition"]["url"] == "sqlite:////srv/scripted.db?password=***"
         assert document["definition"]["declared_by"] == "command"
         assert {table["state"] for table in document["tables"]} == {"live"}
         text = run("status", "shop").out
-        assert "sqlite:///scripted.db?password=***" in text
+        assert "sqlite:////srv/scripted.db?password=***" in text
         assert "orders" in text
         (status,) = run("--json", group=("status",)).documents
         assert status["sources"][0]["name"] == "shop"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwater.capture.declaration import define_source, from_settings
 from headwater.capture.source import SourceDefinition, TableSpec
+from headwater.capture.sqlite.connection import path_of
 from headwater.errors import ConfigError
 from headwater.live.filters.filter import c
+from headwater.settings import load_settings
 from headwater.settings.sources import SourceEntry, TableEntry
 
 URL = "mysql://headwater@db/shop"
@@ -31,6 +34,32 @@ def test_a_url_may_be_in_the_environment() -> None:
     assert define_source("${SHOP_URL}", into="shop").url == "${SHOP_URL}"
     url = "mysql://headwater:${SHOP_PASSWORD}@db/shop"
     assert define_source(url, into="shop").url == url
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mariadb", "postgresql", "mongodb"])
+@pytest.mark.parametrize("password", ["hunt/er2", "12/hunter2", "hun@t/er2"])
+def test_a_slash_in_a_password_must_be_encoded(scheme: str, password: str) -> None:
+    with pytest.raises(ConfigError, match="a / before its last @") as raised:
+        define_source(f"{scheme}://me:{password}@db/shop", into="shop")
+    assert "/ is %2F, @ is %40" in (raised.value.hint or "")
+    assert "er2" not in f"{raised.value} {raised.value.hint}"
+    encoded = f"{scheme}://me:hunt%2Fer2@db/shop?note=a@b"
+    assert define_source(encoded, into="shop").url == encoded
+
+
+def test_a_relative_path_is_relative_to_the_folder_of_the_declaration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / "headwater.toml").write_text('[source.shop]\nurl = "sqlite:///data/a%20shop.db"\n')
+    monkeypatch.chdir(folder)
+    given = define_source("sqlite:///data/a%20shop.db", into="shop")
+    assert from_settings("shop", load_settings(environment={}).source["shop"]) == given
+    monkeypatch.chdir(tmp_path)
+    assert path_of(given.url) == folder / "data" / "a shop.db"
+    for url in ("sqlite:////var/lib/shop.db", "sqlite:///${DATA}/shop.db", "sqlite:///:memory:"):
+        assert define_source(url, into="shop").url == url
 
 
 def test_options_of_tables() -> None:

@@ -86,8 +86,8 @@ async def read_columns(connection: Connection, mirror: Mirror) -> None:
     if missing:
         raise SourceRefused(
             f"the mirror {mirror.schema}.{mirror.description.target} has no column {missing[0]}",
-            hint="Somebody has altered or dropped it. Remove the source with --drop, and add it"
-            " again.",
+            hint="Somebody has altered or dropped it. Remove the source with --drop-tables, and"
+            " add it again.",
         )
     mirror.columns = tuple(found[column.name] for column in mirror.description.columns)
 
@@ -171,7 +171,8 @@ async def check_types(connection: Connection, table: SourceTable) -> None:
     if not table.key:
         raise SourceRefused(
             f"table {table.name} has no primary key",
-            hint="Rows are distinguished by their key: give it one, or leave the table out.",
+            hint="Rows are distinguished by their key: give it one, or list the other tables"
+            " (tables = […], --table).",
         )
     for column in table.columns:
         try:

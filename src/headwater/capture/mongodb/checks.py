@@ -13,7 +13,7 @@ from headwater.capture.mongodb.columns import Layout
 from headwater.capture.mongodb.connection import Connection, Server
 from headwater.capture.mongodb.failures import STANDALONE_FIX, VERSION_MIN, translate
 from headwater.capture.source import Problem, SourceDefinition
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, SourceUnavailable
 
 
 def server_problems(server: Server) -> list[Problem]:
@@ -81,5 +81,7 @@ async def read_problems(connection: Connection, names: list[str]) -> list[Proble
             await connection.database[name].find_one({}, {"_id": 1})
         except OperationFailure as error:
             problem = translate(error, connection.url, f"reading the collection {name}")
+            if isinstance(problem, SourceUnavailable):
+                raise problem from error
             problems.append(Problem(str(problem), problem.hint or ""))
     return problems

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from bson.errors import BSONError
 from pymongo import errors
 
+from headwater.capture.kinds import ENCODED
 from headwater.errors import (
     ConfigError,
     PositionLost,
@@ -66,7 +67,7 @@ def translate(error: Exception, url: str, doing: str) -> SourceError | ConfigErr
         case errors.OperationFailure():
             return _of_server(error, text, doing)
         case errors.InvalidURI():
-            return ConfigError(text, hint="mongodb://USER:PASSWORD@HOST/DATABASE")
+            return ConfigError(text, hint=f"mongodb://USER:PASSWORD@HOST/DATABASE. {ENCODED}")
         case errors.ConfigurationError() if "wire version" in text:
             return SourceRefused(text, hint="Only MongoDB 6.0 and later are supported.")
         case errors.ConfigurationError() if "DNS" in text or "nodename" in text or "resol" in text:

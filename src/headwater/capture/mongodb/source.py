@@ -36,7 +36,7 @@ from headwater.capture.source import (
     SourceRow,
     SourceTable,
 )
-from headwater.errors import ConfigError, HeadwaterError, SourceRefused
+from headwater.errors import ConfigError, HeadwaterError, SourceRefused, SourceUnavailable
 
 _numbers = itertools.count(1)
 
@@ -62,6 +62,8 @@ class MongoSource:
         try:
             with translated(self.definition.url, "connecting to MongoDB"):
                 return await self._problems()
+        except SourceUnavailable:
+            raise
         except HeadwaterError as error:
             return [Problem(str(error), error.hint or "")]
 
@@ -76,6 +78,8 @@ class MongoSource:
         problems += await checks.read_problems(self._connection, names)
         try:
             await self.start()
+        except SourceUnavailable:
+            raise
         except HeadwaterError as error:
             problems.append(Problem(str(error), error.hint or ""))
         return problems

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from headwater.capture.kinds import ENCODED
 from headwater.errors import (
     ConfigError,
     HeadwaterError,
@@ -61,7 +62,7 @@ def parse_url(url: str) -> Address:
     try:
         port = parts.port or 3306
     except ValueError:
-        raise ConfigError("the port in the source's URL is not a number") from None
+        raise ConfigError("the port in the source's URL is not a number", hint=ENCODED) from None
     database = unquote(parts.path.lstrip("/"))
     parameters = {key.replace("_", "-"): value for key, value in parse_qsl(parts.query)}
     if unknown := sorted(set(parameters) - _PARAMETERS):
@@ -165,6 +166,7 @@ _WRONG_LOGIN = (1045, 1698, 1251, 1862, 3118, 3159)
 _MISSING_RIGHT = (1044, 1142, 1143, 1227, 1370)
 _UNKNOWN = (1049, 1146, 1054)
 BINLOG_ERROR = 1236
+_UNREACHABLE = "Check that the server runs, and the host and the port in the URL."
 
 
 @contextmanager
@@ -177,7 +179,7 @@ def translated(address: Address) -> Iterator[None]:
         raise translation(address, error) from error
     except (OSError, EOFError, ssl.SSLError) as error:
         raise SourceUnavailable(
-            f"{address.host}:{address.port} ended the connection: {error}"
+            f"{address.host}:{address.port} ended the connection: {error}", hint=_UNREACHABLE
         ) from error
 
 
@@ -199,7 +201,9 @@ def translation(address: Address, error: Exception) -> HeadwaterError:
         )
     if code in _UNKNOWN:
         return SourceRefused(f"{place}: {message}", hint="Correct the names in the source.")
-    return SourceUnavailable(f"{place} cannot be read: {message or type(error).__name__}")
+    return SourceUnavailable(
+        f"{place} cannot be read: {message or type(error).__name__}", hint=_UNREACHABLE
+    )
 
 
 def _binlog_error(place: str, message: str) -> HeadwaterError:

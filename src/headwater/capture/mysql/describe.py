@@ -259,7 +259,8 @@ def problem_of(spec: TableSpec, found: Found) -> tuple[str, str] | None:
     if not found.key:
         return (
             f"{name} has no primary key",
-            f"alter table {quoted(found.schema, found.name)} add primary key (…)",
+            f"alter table {quoted(found.schema, found.name)} add primary key (…), or list the other"
+            " tables (tables = […], --table)",
         )
     if missing := [column for column in found.key if not is_mirrored(spec, column)]:
         return (

@@ -46,7 +46,7 @@ CLASSES: dict[Class, frozenset[str]] = {
         is_in_step_with_triggers is_in_step_with_wal is_watched_by_triggers make_wal_publication
         make_wal_slot
         remove_captures remove_wal_member sync_with_triggers sync_with_wal use_wal_slot wal_kind
-        wal_root wal_publication is_wal_captured
+        wal_root wal_publication wal_preparation is_wal_captured
         """
     ),
     # Also the question role, which is granted them by name. A caller needs the key of a request,

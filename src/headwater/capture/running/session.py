@@ -146,7 +146,7 @@ class Session:
             ExactWriter(mirror) if wanted is None else TolerantWriter(mirror, wanted)
         )
         if self._definition.feed_only:
-            self._writers[mirror.name] = FeedWriter(mirror)
+            self._writers[mirror.name] = FeedWriter(mirror, wanted)
         elif mirror.state in ("copying", "recopying"):
             follows = mirror.state == "recopying" and mirror.follows
             self._writers[mirror.name] = CopyWriter(mirror, wanted, live if follows else None)

@@ -33,7 +33,7 @@ class FileReplaced(SourceUnavailable):
 
 
 def path_of(url: str) -> Path:
-    """The file of `sqlite:///relative.db` or `sqlite:////absolute.db`.
+    """The file of `sqlite:///relative.db` or `sqlite:////absolute.db`, as an absolute path.
 
     >>> path_of("sqlite:////var/lib/a%20shop.db")
     PosixPath('/var/lib/a shop.db')
@@ -46,7 +46,7 @@ def path_of(url: str) -> Path:
             + (": a database in memory belongs to one process" if ":memory:" in name else ""),
             hint="Use sqlite:///relative.db or sqlite:////absolute/path.db.",
         )
-    return Path(name)
+    return Path(name).absolute()
 
 
 class FileConnection:

@@ -66,15 +66,31 @@ def refusal(table: str, reason: str, hint: str) -> SourceRefused:
 
 
 def find_specs(db: sqlite3.Connection, specs: tuple[TableSpec, ...]) -> list[TableSpec]:
-    """The tables of a definition, in the order of their names; all tables where it names none."""
+    """The tables of a definition, in the order of their names. Where it names none: all tables but
+    virtual ones, and those in which these store what they have."""
     if specs:
         return sorted(specs, key=lambda spec: spec.name)
     names = db.execute(
         "select name from sqlite_master where type = 'table' and substr(name, 1, 7) <> 'sqlite_'"
         " and substr(name, 1, ?) <> ? order by name",
         (len(OWN_PREFIX), OWN_PREFIX),
+    ).fetchall()
+    left_out = {*virtual_tables(db), *_shadow_tables(db)}
+    return [TableSpec(name) for (name,) in names if name not in left_out]
+
+
+def virtual_tables(db: sqlite3.Connection) -> list[str]:
+    names = db.execute(
+        "select name from sqlite_master where type = 'table' and sql like 'create virtual%'"
+        " order by name"
     )
-    return [TableSpec(name) for (name,) in names.fetchall()]
+    return [name for (name,) in names.fetchall()]
+
+
+def _shadow_tables(db: sqlite3.Connection) -> list[str]:
+    """SQLite before 3.37 does not say which these are."""
+    rows = db.execute("pragma main.table_list").fetchall()
+    return [name for schema, name, type, *_ in rows if (schema, type) == ("main", "shadow")]
 
 
 def find_table(db: sqlite3.Connection, name: str) -> tuple[str, str] | None:
@@ -108,7 +124,7 @@ def read_shape(db: sqlite3.Connection, spec: TableSpec) -> Shape | None:
         raise refusal(
             table,
             "it has no primary key, and VACUUM may change the rowids of its rows",
-            "Declare a primary key.",
+            "Declare a primary key, or list the other tables (tables = […], --table).",
         )
     names = _wanted(table, spec, [row[1] for row in info], key)
     declared = {row[1]: row[2] or "" for row in info}

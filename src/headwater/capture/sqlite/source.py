@@ -37,7 +37,7 @@ from headwater.capture.sqlite.notification import POLL_SECONDS_MAX, POLL_SECONDS
 from headwater.capture.sqlite.position import QueuePosition
 from headwater.capture.sqlite.queue import Queue
 from headwater.capture.sqlite.reading import Announced, Poll, QueueReader, poll, time_of
-from headwater.capture.sqlite.shapes import find_specs, read_shape, refusal
+from headwater.capture.sqlite.shapes import find_specs, read_shape, refusal, virtual_tables
 from headwater.capture.sqlite.statements import quoted
 from headwater.errors import ConfigError, SourceError, SourceRefused
 
@@ -78,7 +78,7 @@ class SqliteSource:
     async def check(self) -> list[Problem]:
         try:
             return await self._main.run(self._problems)
-        except SourceError as error:
+        except SourceRefused as error:
             return [Problem(str(error), error.hint or "")]
 
     def _problems(self, db: sqlite3.Connection) -> list[Problem]:
@@ -91,13 +91,15 @@ class SqliteSource:
                     "Use a Python with SQLite 3.35 or later.",
                 )
             )
-        for path in (self._path, self._path.absolute().parent):
+        for path in (self._path, self._path.parent):
             if not os.access(path, os.W_OK):
                 fix = "Capture writes triggers and a queue into the file: grant the right to write."
                 problems.append(Problem(f"{str(path)!r} cannot be written", fix))
         specs = find_specs(db, self._definition.tables)
         if not specs:
             problems.append(Problem("the SQLite file has no tables", "Create one first."))
+        if not self._definition.tables:
+            problems += [_left_out(name) for name in virtual_tables(db)]
         for spec in specs:
             try:
                 shape = read_shape(db, spec)
@@ -326,6 +328,14 @@ class SqliteSource:
 
     async def close(self) -> None:
         await self._main.close()
+
+
+def _left_out(name: str) -> Problem:
+    return Problem(
+        f"the virtual table {name} is not mirrored, and neither are the tables that belong to it",
+        "Mirror the tables that its rows come from.",
+        warning=True,
+    )
 
 
 def _missing(name: str) -> SourceRefused:

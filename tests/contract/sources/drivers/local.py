@@ -23,7 +23,8 @@ class LocalDriver(PostgresWalDriver):
         self.kind = way
         own = ("mood", "mood[]", "price", "pair", "regclass")
         self.types = [case for case in POSTGRES_TYPES if case.declared not in own]
-        self._writers: list[AsyncConnection[Any]] = []
+        self._connections: list[AsyncConnection[Any]] = []
+        self.idle: list[AsyncConnection[Any]] = []
 
     @classmethod
     @asynccontextmanager
@@ -38,5 +39,5 @@ class LocalDriver(PostgresWalDriver):
         raise NotImplementedError
 
     async def close(self) -> None:
-        for connection in self._writers:
+        for connection in self._connections:
             await connection.close()

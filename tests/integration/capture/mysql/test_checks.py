@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headwater.capture.mysql.connection import parse_url
 from headwater.capture.mysql.source import MysqlSource
 from headwater.capture.source import Problem, SourceDefinition, TableSpec
 from headwater.errors import ConfigError, HeadwaterError, SourceRefused, SourceUnavailable
@@ -147,6 +148,12 @@ async def test_unknown_database(driver: MysqlDriver) -> None:
     assert "no_such_database has no table" in problem.what
 
 
+def test_a_port_that_is_no_number_may_be_a_password() -> None:
+    with pytest.raises(ConfigError, match="is not a number") as raised:
+        parse_url("mysql://u:hunt?er2@db/x")
+    assert "percent-encoded" in (raised.value.hint or "")
+
+
 @pytest.mark.parametrize(
     "url", ["mysql://u:pw@127.0.0.1:1/x", "mysql://u:pw@no.such.host.invalid/x"]
 )
@@ -155,6 +162,7 @@ async def test_unreachable(url: str) -> None:
         with pytest.raises(SourceUnavailable) as unreachable:
             await source.check()
     assert "pw" not in str(unreachable.value)
+    assert "Check that the server runs" in (unreachable.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -543,7 +543,6 @@ def no_database(path: Path) -> None:
 
 
 FILES: list[tuple[Callable[[Path], None], str]] = [
-    (lambda path: None, "does not exist"),
     (no_database, "cannot be read"),
     (Path.touch, "no tables"),
 ]
@@ -557,6 +556,27 @@ async def test_files_that_cannot_be_captured(
     source = source_of(path)
     (problem,) = await source.check()
     assert reason in problem.what
+    await source.close()
+
+
+async def test_virtual_tables_and_their_shadow_tables_are_left_out(
+    db: sqlite3.Connection, path: Path
+) -> None:
+    db.execute("create table notes (id integer primary key, text text)")
+    db.execute("create virtual table search using fts5(text)")
+    source = source_of(path)
+    (problem,) = await source.check()
+    assert problem.warning
+    assert "the virtual table search is not mirrored" in problem.what
+    assert [table.name for table in await source.tables()] == ["notes", "orders"]
+    await source.start()
+    await source.close()
+
+
+async def test_a_file_that_does_not_exist_may_exist_later(path: Path) -> None:
+    source = source_of(path)
+    with pytest.raises(SourceUnavailable, match="does not exist"):
+        await source.check()
     await source.close()
 
 

@@ -85,11 +85,46 @@ async def test_a_second_runner_is_refused(
     with pytest.raises(SourceUnavailable, match="is active for PID") as error:
         await anext(two.changes(position))
     assert "Another runner" in (error.value.hint or "")
-    assert any("is read by another connection" in p.what for p in await two.check())
+    assert await two.check() == []  # the one that reads it is one of ours
     await items.aclose()
     await two.remove()
     for source in (one, two):
         await source.close()
+
+
+async def test_a_slot_that_another_program_reads(driver: PostgresWalDriver) -> None:
+    await driver.create_table("orders")
+    source = PostgresSource(driver.definition("orders"))
+    await source.start()
+    reader = await psycopg.AsyncConnection.connect(
+        driver.url, autocommit=True, replication="database", application_name="pg_recvlogical"
+    )
+    reader.pgconn.send_query(
+        f"START_REPLICATION SLOT {driver.slot} LOGICAL 0/0"
+        f" (proto_version '1', publication_names '{driver.slot}')".encode()
+    )
+
+    async def is_read() -> bool:
+        return any(row[0]["active"] for row in await slots_of(driver))
+
+    await eventually(is_read)
+    (problem,) = await source.check()
+    assert problem.warning
+    assert "is read by another program (pg_recvlogical, process" in problem.what
+    await reader.close()
+    await source.remove()
+    await source.close()
+
+
+async def test_a_server_that_does_not_run() -> None:
+    url = "postgresql://me:hunter2@127.0.0.1:1/shop"
+    source = PostgresSource(SourceDefinition("shop", url, "shop", (TableSpec("orders"),)))
+    for call in (source.check, source.tables, source.start):
+        with pytest.raises(SourceUnavailable, match="cannot reach") as caught:
+            await call()
+        assert "hunter2" not in str(caught.value)
+        assert caught.value.hint
+    await source.close()
 
 
 async def test_a_slot_that_was_dropped_is_a_lost_position(driver: PostgresWalDriver) -> None:
@@ -330,6 +365,15 @@ async def test_a_role_without_rights(driver: PostgresWalDriver) -> None:
     with pytest.raises(SourceRefused, match="may not replicate"):
         await source.start()
     await source.close()
+
+    # One statement for the publication, whatever the number of tables.
+    await driver.execute("create table lines (id int primary key)")
+    source = PostgresSource(SourceDefinition("shop", url, "shop"))
+    (problem,) = [each for each in await source.check() if "does not own" in each.what]
+    await source.close()
+    statement = problem.fix.partition("as the owner: ")[2].partition(";")[0]
+    assert 'for table "public"."lines", "public"."orders" with' in statement
+    await driver.execute(statement, "drop publication headwater_shop", "drop table lines")
 
     # With a publication of an administrator, and only the rights that are needed.
     await driver.execute(

@@ -37,6 +37,35 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select exists (select from headwater.tables t where t.relid = root and t.enabled and t.capture = 'wal') $$;
 
+-- What the owner of a table must do before this role can capture it from the WAL, as statements; null if
+-- there is nothing to do. The role that owns the publication makes it, and is the one that alters it later.
+create function headwater.wal_preparation(root oid) returns text
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  publication text := headwater.wal_publication();
+  statements text;
+begin
+  select nullif(concat_ws('; ',
+      case when bool_or(needs.table_added) and not exists (select from pg_publication where pubname = publication)
+           then format('set role %I; select headwater.make_wal_publication(); reset role', current_user) end,
+      nullif(string_agg(concat_ws('; ',
+        case when needs.identity then format('alter table only %s replica identity full', m::regclass) end,
+        case when needs.table_added then format('alter publication %I add table only %s', publication, m::regclass) end,
+        case when needs.lock then format('grant update on %s to %I', m::regclass, current_user) end), '; '), '')), '')
+  into statements
+  from headwater.members_of(root) m join pg_class c on c.oid = m
+  cross join lateral (
+    select c.relkind = 'r' and c.relreplident <> 'f' as identity,
+           not c.relispartition and not exists (
+             select from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
+             where p.pubname = publication and r.prrelid = m) as table_added,
+           m = root and not has_table_privilege(m, 'update, delete, truncate') as lock) needs
+  where not pg_has_role(c.relowner, 'usage');
+  return statements;
+end $$;
+
 -- Says why a table cannot be captured from the WAL, and what to do.
 create function headwater.check_wal(root oid) returns void
 language plpgsql stable
@@ -44,6 +73,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   found text;
+  own pg_class;
 begin
   if current_setting('wal_level') <> 'logical' then
     raise exception 'headwater: % cannot be captured from the WAL: wal_level is %',
@@ -67,15 +97,18 @@ begin
       headwater.label(root), found
       using errcode = 'feature_not_supported', hint = 'Capture it by triggers.';
   end if;
-  select string_agg(format('alter table %s replica identity full', m::regclass), '; ') into found
-  from headwater.members_of(root) m join pg_class c on c.oid = m
-  where c.relkind = 'r' and c.relreplident <> 'f' and not pg_has_role(c.relowner, 'usage');
-  if found is not null or not (select pg_has_role(relowner, 'usage') from pg_class where oid = root) then
+  select * into own from pg_class where oid = root;
+  found := headwater.wal_preparation(root);
+  if found is not null or (own.relkind = 'p' and not pg_has_role(own.relowner, 'usage')) then
     raise exception 'headwater: % is owned by another role, and only its owner can have the WAL say all of its changes',
       headwater.label(root)
       using errcode = 'insufficient_privilege',
-            hint = format('As a superuser: grant %s to %I. Or capture it by triggers.',
-                          (select relowner::regrole from pg_class where oid = root), current_user);
+            hint = case
+              when not (select rolsuper from pg_roles where oid = own.relowner) then format(
+                'As a superuser: grant %s to %I. Or capture it by triggers.', own.relowner::regrole, current_user)
+              when own.relkind = 'p' then 'Let a role own it that is not a superuser. Or capture it by triggers.'
+              else format('As its owner %s: %s; then enable it again. Or capture it by triggers.',
+                          own.relowner::regrole, found) end;
   end if;
 end $$;
 
@@ -602,7 +635,8 @@ end $$;
 grant execute on function headwater.say_actor(text), headwater.set_actor(text, text, text) to public;
 
 revoke all on function
-  headwater.wal_publication(), headwater.is_wal_captured(oid), headwater.check_wal(oid), headwater.make_wal_slot(),
+  headwater.wal_publication(), headwater.is_wal_captured(oid), headwater.check_wal(oid), headwater.wal_preparation(oid),
+  headwater.make_wal_slot(),
   headwater.make_wal_publication(),
   headwater.use_wal_slot(text), headwater.end_wal_capture(), headwater.drop_wal_slots(interval),
   headwater.add_wal_member(oid, oid), headwater.remove_wal_member(oid), headwater.is_in_step_with_wal(oid),

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import errors, pq
 
+from headwater.capture.kinds import ENCODED
 from headwater.database import Connection, connect, without_password
 from headwater.errors import (
     ConfigError,
@@ -95,7 +96,7 @@ def translate(error: psycopg.Error, url: str) -> HeadwaterError:
         # Not with libpq's text, which repeats parts of the URL, such as the password.
         return ConfigError(
             "the URL of the source is not usable",
-            hint="A URL looks like postgresql://user:password@host:5432/database.",
+            hint=f"A URL looks like postgresql://user:password@host:5432/database. {ENCODED}",
         )
     if error.sqlstate in _BUSY:
         return SourceUnavailable(f"{where}: {message}", hint=_BUSY[error.sqlstate])

@@ -93,7 +93,7 @@ class PostgresSource:
         try:
             async with self._catalog_session() as connection:
                 return await self._problems(connection)
-        except SourceError as error:
+        except SourceRefused as error:
             return [Problem(str(error), error.hint or "Correct the URL of the source.")]
 
     async def _problems(self, connection: Connection) -> list[Problem]:

@@ -12,7 +12,7 @@ from headwater.capture.postgres.wal.catalog.describe import CatalogTable, chosen
 from headwater.capture.postgres.wal.catalog.filtering import checked_filter
 from headwater.capture.postgres.wal.catalog.mirror_types import TypeCatalog
 from headwater.capture.postgres.wal.catalog.publication import publication_exists, publishes
-from headwater.capture.postgres.wal.connecting import fetch
+from headwater.capture.postgres.wal.connecting import fetch, fetch_value
 from headwater.capture.postgres.wal.slots import read_slot
 from headwater.capture.source import Problem, TableSpec
 from headwater.database import Connection
@@ -109,7 +109,7 @@ async def publication_problems(
     if managed:
         return await _ownership(connection, name, tables)
     if not await publication_exists(connection, name):
-        fix = f'Make it: create publication "{name}" for table … with (publish_via_partition_root)'
+        fix = f"Make it: {_statement(name, tables)}"
         return [Problem(f"the publication {name} does not exist", fix)]
     published = await publishes(connection, name)
     return [
@@ -126,16 +126,17 @@ async def _ownership(
     connection: Connection, name: str, tables: Sequence[tuple[TableSpec, CatalogTable]]
 ) -> list[Problem]:
     ((role, database, may_create, foreign),) = await fetch(connection, _RIGHTS, name)
-    found = [
-        Problem(
-            f"the role {role} does not own the table {table.quoted}, so it cannot publish it",
-            f"Make it a member of the owner's role, or create a publication as the owner: create"
-            f" publication {name} for table {table.quoted} with (publish_via_partition_root), and"
-            f' give the source the option publication = "{name}".',
+    found = []
+    if foreign_tables := [table.quoted for _, table in tables if not table.owned]:
+        which, them = ("table", "it") if len(foreign_tables) == 1 else ("tables", "them")
+        found.append(
+            Problem(
+                f"the role {role} does not own the {which} {', '.join(foreign_tables)}, so it"
+                f" cannot publish {them}",
+                f"Create the publication as the owner: {_statement(name, tables)}; and give the"
+                f' source the option publication = "{name}".',
+            )
         )
-        for _, table in tables
-        if not table.owned
-    ]
     if not may_create:
         fix = f'Give it the right: grant create on database "{database}" to "{role}"'
         found.append(Problem(f"the role {role} may not make a publication", fix))
@@ -144,6 +145,12 @@ async def _ownership(
         fix = f'Use it as it is, with the option publication = "{name}", or drop it.'
         found.append(Problem(what, fix))
     return found
+
+
+def _statement(name: str, tables: Sequence[tuple[TableSpec, CatalogTable]]) -> str:
+    """Makes the publication, of all tables: a second statement would find it existing."""
+    names = ", ".join(table.quoted for _, table in tables) or "…"
+    return f'create publication "{name}" for table {names} with (publish_via_partition_root)'
 
 
 _RIGHTS = """
@@ -217,7 +224,7 @@ def _identity_problems(spec: TableSpec, table: CatalogTable) -> Iterator[Problem
             f"the table {spec.name} has no primary key",
             f"Run: alter table {table.quoted} add primary key (…); or, with a unique index on"
             f" columns that are NOT NULL: alter table {table.quoted} replica identity using index"
-            " …",
+            " …; or list the other tables (tables = […], --table)",
         )
     wrong = [leaf for leaf in table.leaves if leaf.identity != table.identity]
     if table.kind == "p" and wrong and table.key:
@@ -290,10 +297,20 @@ def _filter_problems(
 
 
 async def slot_in_use(connection: Connection, slot: str) -> list[Problem]:
-    """Another runner reads the slot."""
+    """Another program reads the slot. A runner of Headwater is expected to, usually our own; a
+    second one is refused by the server."""
     found = await read_slot(connection, slot)
     if found is None or not found.active:
         return []
-    what = f"the slot {slot} is read by another connection (process {found.active_pid})"
-    fix = "Stop the other runner, or give this source another name."
+    program = await fetch_value(connection, _PROGRAM, found.active_pid)
+    if program is not None and program.startswith("headwater"):
+        return []
+    what = (
+        f"the slot {slot} is read by another program ({program or 'unnamed'}, process"
+        f" {found.active_pid} of the server)"
+    )
+    fix = "Stop that program, or give this source the option slot with another name."
     return [Problem(what, fix, warning=True)]
+
+
+_PROGRAM = "select application_name from pg_stat_activity where pid = %s"
