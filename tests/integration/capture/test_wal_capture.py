@@ -601,13 +601,14 @@ async def test_a_table_of_a_superuser_is_prepared_by_its_owner(connection: Conne
 async def test_a_hub_is_not_ready_without_capture_and_continues_with_it(
     url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.log.complete.WAL_CAPTURE_SECONDS", 0.3)
+    monkeypatch.setattr("headwater.log.complete.WAL_CAPTURE_SECONDS", 1.0)
     await run(connection, ORDERS)
     await enable_wal(connection, "orders")
     recorder = Recorder()
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(AsyncExitStack())
         await running.enter_async_context(capturing(url))
+        await _running(connection)
         hub = await stack.enter_async_context(Hub(url))
         await hub.live(live("orders", order=["id"], limit=5), recorder)
         await run(connection, "insert into orders values (1)")
@@ -618,7 +619,7 @@ async def test_a_hub_is_not_ready_without_capture_and_continues_with_it(
         assert [row["id"] for row in recorder.rows] == [1]
         await stack.enter_async_context(capturing(url))
         await _until(lambda: [row["id"] for row in recorder.rows] == [1, 2])
-        assert hub.ready
+        await _until(lambda: hub.ready)
 
 
 async def test_a_hub_takes_a_new_snapshot_while_a_large_transaction_is_appended(
