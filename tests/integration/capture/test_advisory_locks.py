@@ -97,6 +97,7 @@ async def test_the_wal_is_captured_while_another_role_holds_locks(
     for number in (1, 3, 5, 6):
         await run(stranger, LOCK.format(number))
     await enable_wal(connection, "t")
+    await run(stranger, LOCK.format(4))
     async with capturing(url), probing(url) as probe:
         await run(connection, "insert into t values (1)")
         assert await probe.story() == [("insert", 1)]

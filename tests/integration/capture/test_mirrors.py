@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.capture.mirror import registry
+from headwater.capture.mirror import registry, tables
 from headwater.capture.postgres import schema
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import (
@@ -223,8 +223,26 @@ async def test_a_removed_source_leaves_nothing_behind(stage: Stage, drop: bool) 
     assert await stage.fetch("select from headwater.source_tables") == []
     if drop:
         assert await stage.fetch("select to_regclass('shop.orders')") == [(None,)]
+        assert await stage.fetch("select to_regnamespace('shop')") == [(None,)]
     else:
         await stage.connection.execute("delete from shop.orders")
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [("create schema shop",), ("create schema shop", "create table shop.mine ()")],
+    ids=["made by somebody else", "with another table"],
+)
+async def test_a_schema_that_is_in_use_stays(stage: Stage, statements: tuple[str, ...]) -> None:
+    for statement in statements:
+        await stage.connection.execute(statement.encode())
+    if len(statements) > 1:
+        await stage.connection.execute(
+            "comment on schema shop is 'made by Headwater for the mirrors of a source'"
+        )
+    async with stage.connection.transaction():
+        await tables.drop_schema(stage.connection, "shop")
+    assert await stage.fetch("select to_regnamespace('shop') is not null") == [(True,)]
 
 
 async def test_two_runners_apply_each_change_once(stage: Stage) -> None:
@@ -334,6 +352,7 @@ async def test_a_table_of_somebody_else_is_not_touched(stage: Stage) -> None:
     await stage.start()
     found = await stage.until("refused")
     assert "shop.orders exists and is not the mirror" in (found.error or "")
+    assert "headwater source remove --drop-tables" in (found.hint or "")
     assert await stage.fetch("select from headwater.source_tables") == []
 
 
@@ -546,3 +565,20 @@ async def test_what_cannot_be_changed_is_refused(connection: Connection) -> None
         await registry.request_pause(connection, "nothing")
     with pytest.raises(NotFound, match="has no table nothing"):
         await registry.request_resnapshot(connection, "shop", ("nothing",))
+
+
+async def test_a_restored_database_may_give_a_mirror_the_former_oid_of_another(
+    connection: Connection,
+) -> None:
+    await connection.execute(
+        "create schema shop; create table shop.a (id int); create table shop.b (id int);"
+        " insert into headwater.sources (name, kind, into_schema) values ('shop', 'mysql', 'shop');"
+        " insert into headwater.source_tables (source, name, target, relid, state, description)"
+        " values ('shop', 'a', 'a', 99999, 'live', '{}'),"
+        " ('shop', 'b', 'b', 'shop.a'::regclass, 'live', '{}')"
+    )
+    await connection.execute("select headwater.adopt_sources()")
+    cursor = await connection.execute(
+        "select relid::regclass::text from headwater.source_tables order by name"
+    )
+    assert await cursor.fetchall() == [("shop.a",), ("shop.b",)]

@@ -160,9 +160,8 @@ async def test_a_slot_that_is_in_use_a_moment_longer_is_dropped(
     await run(connection, ORDERS)
     async with captured(url, connection, "orders"):
         await _running(connection)
-        ((slot,),) = await rows(connection, "select wal_slot from headwater.installation")
         await run(connection, "update headwater.tables set enabled = false")
-        ending = asyncio.create_task(runner.end(connection, slot))
+        ending = asyncio.create_task(runner.end(connection))
     await ending
     assert await rows(connection, "select from pg_replication_slots") == []
 
@@ -555,8 +554,9 @@ async def test_a_table_that_is_enabled_again_is_captured_by_the_same_run(
 ) -> None:
     await run(connection, ORDERS)
     await enable_wal(connection, "orders")
+    ((slot,),) = await rows(connection, "select wal_slot from headwater.installation")
     over = _NotOver()
-    run_ = runner._Run(connection, over, over)  # type: ignore[arg-type]
+    run_ = runner._Run(connection, over, over, slot)  # type: ignore[arg-type]
     monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
     await run(connection, "update headwater.tables set enabled = false")
     assert not await run_._is_over()
@@ -568,9 +568,10 @@ async def test_a_table_that_is_enabled_again_is_captured_by_the_same_run(
 
 
 class _NotOver:
-    """A stream, of which only the confirmed place is asked."""
+    """A stream and an appender that have nothing to do."""
 
     confirmed = 0
+    has_work = False
 
 
 async def test_a_table_of_a_superuser_is_prepared_by_its_owner(connection: Connection) -> None:

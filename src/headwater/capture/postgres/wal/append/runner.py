@@ -6,8 +6,8 @@ the slot is confirmed after the commit, which readers wait for (`headwater.log.c
 process at a time does this: a slot has one reader, and an append fails where another process has
 appended since. No advisory lock is needed, which every role could take.
 
-Where the slot was lost, a new one is made, and every table that is captured from the WAL is read
-again. Where no table is captured from the WAL any more, the slot and the publication are dropped.
+Where the slot or the publication was lost, a new one is made, and every table that is captured from
+the WAL is read again. Where no table is captured from the WAL any more, both are dropped.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from typing import Any
 import psycopg
 
 from headwater.capture.postgres.wal.append.appender import NEXT_BATCH, LogAppender
+from headwater.capture.postgres.wal.append.upkeep import (
+    check_slot,
+    drop_slot,
+    sync_tables,
+)
 from headwater.capture.postgres.wal.catalog.checks import MAY_REPLICATE
 from headwater.capture.postgres.wal.connecting import SETTINGS
 from headwater.capture.postgres.wal.pgoutput import parse_lsn
 from headwater.capture.postgres.wal.replication import (
-    SLOT_RELEASE_SECONDS,
     Keepalive,
     ReplicationStream,
     open_stream,
@@ -114,20 +118,21 @@ class WalCapture:
         logger.info("WAL capture: reading slot %s from %s", slot, lsn)
         try:
             appender = LogAppender(connection, slot, parse_lsn(lsn), int(nearby))
-            await _Run(connection, stream, appender).until(self._stopping)
+            await _Run(connection, stream, appender, slot).until(self._stopping)
         finally:
             await stream.close()
         if not self._stopping.is_set():
-            await end(connection, slot)
+            await end(connection)
 
 
 class _Run:
     """Appends what one stream brings."""
 
     def __init__(
-        self, connection: Connection, stream: ReplicationStream, appender: LogAppender
+        self, connection: Connection, stream: ReplicationStream, appender: LogAppender, slot: str
     ) -> None:
         self._connection = connection
+        self._slot = slot
         self._stream = stream
         self._appender = appender
         self._idle_lsn = 0
@@ -169,12 +174,14 @@ class _Run:
     async def _is_over(self) -> bool:
         """Whether no table is captured any more. Looked up once in a while: while the server has
         nothing to send, it still answers once a second."""
-        if time.monotonic() < self._looked + LOOK_SECONDS:
+        if time.monotonic() < self._looked + LOOK_SECONDS or self._appender.has_work:
             return False
         self._looked = time.monotonic()
         has_tables, written = await _one(self._connection, _HAS_TABLES)
         if has_tables:
             self._ends_at = None
+            await check_slot(self._connection, self._slot)
+            await sync_tables(self._connection)
             return False
         if self._ends_at is None:
             self._ends_at = int(written)
@@ -187,17 +194,12 @@ async def is_free(connection: Connection) -> bool:
     return bool((await _one(connection, _IS_FREE))[0])
 
 
-async def end(connection: Connection, slot: str) -> None:
-    """Drop the slot and the publication if no table is captured from the WAL any more. A slot that
-    was read is in use for a moment longer; after that, maintenance drops it."""
-    if not (await _one(connection, "select headwater.end_wal_capture()"))[0]:
-        return
-    until = time.monotonic() + SLOT_RELEASE_SECONDS
-    while time.monotonic() < until:
-        await connection.execute("select headwater.drop_wal_slots(interval '0')")
-        if not (await _one(connection, _EXISTS, (slot,)))[0]:
-            return
-        await asyncio.sleep(0.05)
+async def end(connection: Connection) -> bool:
+    """Drop the slot and the publication if no table is captured from the WAL any more."""
+    (slot,) = await _one(connection, "select headwater.end_wal_capture()")
+    if slot is not None:
+        await drop_slot(connection, slot)
+    return slot is not None
 
 
 @asynccontextmanager
@@ -217,13 +219,14 @@ async def _begin(connection: Connection) -> tuple[Any, ...]:
     """The slot, the publication, the place from which to read, and an id of about now. Where the
     slot is lost, the tables are captured again with a new one."""
     await connection.execute("select headwater.make_wal_publication()")
-    async with connection.transaction():
-        # Of several processes, one makes the slot. Does not wait for those that append.
-        await connection.execute("lock table headwater.wal_capture in share update exclusive mode")
-        (slot,) = await _one(connection, "select headwater.make_wal_slot()")
-        await connection.execute("select headwater.use_wal_slot(%s)", (slot,))
+    (made,) = await _one(connection, "select headwater.make_wal_slot()")
+    await connection.execute("select headwater.use_wal_slot(%s)", (made,))
+    await sync_tables(connection)
     await connection.execute(NEXT_BATCH)
-    return await _one(connection, _BEGIN)
+    found = await _one(connection, _BEGIN)
+    if found[0] != made:  # another process was first
+        await connection.execute("select headwater.drop_wal_slot(%s)", (made,))
+    return found
 
 
 async def _one(connection: Connection, statement: str, values: Any = None) -> tuple[Any, ...]:
@@ -241,8 +244,6 @@ _IS_FREE = f"""
     and (select pg_has_role(nspowner, 'MEMBER') from pg_namespace where nspname = 'headwater')
     and ({MAY_REPLICATE})
 """
-
-_EXISTS = "select exists (select from pg_replication_slots where slot_name = %s)"
 
 _HAS_TABLES = """
     select exists (select from headwater.tables where enabled and capture = 'wal'),
