@@ -84,6 +84,22 @@ class Queue:
         self._state = quoted(self.names.state)
         self._shapes = quoted(self.names.shapes)
 
+    # ------------------------------------------------------------ other sources
+
+    def refuse_collision(self, db: sqlite3.Connection) -> None:
+        """SQLite does not distinguish the case of names: two such sources would share a queue."""
+        found = db.execute(
+            "select name from sqlite_master where name = ? collate nocase and name <> ?",
+            (self.names.queue, self.names.queue),
+        ).fetchone()
+        if found is not None:
+            other = found[0][len(OWN_PREFIX) : -len("_queue")]
+            raise SourceRefused(
+                f"the SQLite file is captured by the source {other!r}, whose name differs from"
+                f" {self._source!r} only in case",
+                hint="SQLite does not distinguish them: give this source another name.",
+            )
+
     # ------------------------------------------------------------ state
 
     def exists(self, db: sqlite3.Connection) -> bool:
@@ -161,6 +177,7 @@ class Queue:
     def _create_tables(self, db: sqlite3.Connection) -> None:
         if self.exists(db):
             return
+        self.refuse_collision(db)
         self._drop_tables(db)
         db.execute(
             f"create table {self.table} (id integer primary key autoincrement, at real, shape, op,"
@@ -298,8 +315,13 @@ class Queue:
             db.execute(f"drop trigger if exists {quoted(name)}")
 
     def _drop_tables(self, db: sqlite3.Connection) -> None:
-        for name in self.names.tables():
-            db.execute(f"drop table if exists {quoted(name)}")
+        """Only those with exactly these names: DROP TABLE does not distinguish their case."""
+        found = db.execute(
+            "select name from sqlite_master where type = 'table' and name in (?, ?, ?)",
+            self.names.tables(),
+        ).fetchall()
+        for (name,) in found:
+            db.execute(f"drop table {quoted(name)}")
 
     def delete(self, db: sqlite3.Connection, before: int, rows: int) -> int:
         """Delete at most this many rows before an id. Returns how many."""

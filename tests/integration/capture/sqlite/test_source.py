@@ -591,6 +591,26 @@ def test_options_that_do_not_exist(path: Path) -> None:
         source_of(path, options={"colour": "red"})
 
 
+async def test_names_of_sources_that_differ_in_case(db: sqlite3.Connection, path: Path) -> None:
+    """SQLite does not distinguish their objects: the second is refused, and removes nothing."""
+    one = SqliteSource(SourceDefinition("a_b", f"sqlite:///{path}", "o"))
+    other = SqliteSource(SourceDefinition("A_B", f"sqlite:///{path}", "p"))
+    mirror = ExactMirror(one)
+    await mirror.start()
+    (problem,) = await other.check()
+    assert "source 'a_b'" in problem.what
+    with pytest.raises(SourceRefused, match="only in case"):
+        await other.start()
+    await other.remove()
+    await other.close()
+    db.execute("insert into orders values (1, 'a', 1)")
+    await mirror.catch_up()
+    await mirror.compare()
+    assert await one.check() == []
+    await one.remove()
+    await one.close()
+
+
 async def test_two_sources_of_one_file(db: sqlite3.Connection, path: Path) -> None:
     one = source_of(path, "orders")
     other = SqliteSource(SourceDefinition('shop_1_"x', f"sqlite:///{path}", "o"))
