@@ -1,6 +1,8 @@
 """Follows what shop.py offers, and prints each of it whenever it has changed.
 
-python watch.py
+    python watch.py
+
+SHOP_URL is the URL of the gateway, if it is not the one that `headwater serve` has by itself.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ from typing import Any
 
 from headwater import connect
 
-URL = os.environ.get("SHOP_URL", "http://localhost:8642")
+URL = os.environ.get("SHOP_URL", "http://localhost:8484")
 
 
 async def show(name: str, values: AsyncIterable[Any]) -> None:

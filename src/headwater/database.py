@@ -368,12 +368,15 @@ def is_reserved(schema: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may appear in messages and logs.
+    """The URL as it may appear in messages and logs. A password that is a reference to the
+    environment stays: it is the name of a variable.
 
     >>> without_password("postgresql://ann:secret@db:5432/shop")
     'postgresql://ann:***@db:5432/shop'
     >>> without_password("postgresql://ann:se/cr@t@db?password=secret&user=ann")
     'postgresql://ann:***@db?password=***&user=ann'
+    >>> without_password("mysql://ann:${SHOP_PASSWORD}@db/shop")
+    'mysql://ann:${SHOP_PASSWORD}@db/shop'
     """
-    masked = re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:***@", url)
-    return re.sub(r"(?i)(password=)[^&\s]*", r"\1***", masked)
+    masked = re.sub(r"(?<=://)([^:/@]*):(?!\$\{\w+\}@[^@]*$).*@", r"\1:***@", url)
+    return re.sub(r"(?i)(password=)(?!\$\{\w+\}(?:[&\s]|$))[^&\s]*", r"\1***", masked)

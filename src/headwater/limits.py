@@ -361,6 +361,10 @@ WAL_CAPTURE_SECONDS = 10.0
 """How long a reader of the log waits for capture from the WAL while that makes no progress. Then
 the reader has lost the database, and tries again."""
 
+WAL_DRAIN_SECONDS = 30.0
+"""How long disabling the last table that is captured from the WAL takes at most to append what is
+unread, where no other process does it. Then a gateway does the rest."""
+
 WAL_CAPTURE_BEHIND_BYTES = 64 * 1024 * 1024
 """`headwater doctor` warns of capture from the WAL that is further behind."""
 

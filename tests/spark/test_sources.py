@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 from headwater import Headwater, connect
 from headwater.pipeline.jobs.plan import JOBS, view_job
 from headwater.pipeline.reading.lake import Lake
+from headwater.settings.groups import GatewaySettings
 from headwater.testing.gateway_process import Served, serving
 from tests.support.lake.tables import execute, run_once
 from tests.support.mariadb import MariaDB, running_mariadb
@@ -236,8 +237,14 @@ def test_the_watcher_of_the_example(shop: Shop, gateway: Served) -> None:
         watcher.stdout.close()
 
 
-@pytest.mark.parametrize("name", ["shop.sql", "warehouse.sql", "customers.sql", "shop.py"])
+@pytest.mark.parametrize(
+    "name", ["shop.sql", "warehouse.sql", "customers.sql", "shop.py", "watch.py"]
+)
 def test_the_page_shows_the_files(name: str) -> None:
     shown = re.search(rf"```\w+ {re.escape(name)}\n(.*?)```", PAGE.read_text(), re.S)
     assert shown, f"{PAGE.name} does not show {name}"
     assert shown[1] == (EXAMPLE / name).read_text()
+
+
+def test_the_watcher_uses_the_port_that_a_gateway_has() -> None:
+    assert f"http://localhost:{GatewaySettings().port}" in (EXAMPLE / "watch.py").read_text()

@@ -17,17 +17,20 @@ from tests.support.scripted_source import History, ScriptedSource
 
 
 class ScriptedDatabase:
-    """A history of which `commits` have happened. `open` gives a source that reads it."""
+    """A history of which `commits` have happened, and the changes before `oldest` are forgotten.
+    `open` gives a source that reads it."""
 
     def __init__(self, seed: int = 7, commits: int = 40) -> None:
         self.history = History(seed, commits, truncates=False)
         self.commits = 0
+        self.oldest = 0
         self.opened: list[ScriptedSource] = []
 
     def open(self, definition: SourceDefinition) -> ScriptedSource:
         source = ScriptedSource(
-            definition, self.history, lambda: self.commits, random.Random(len(self.opened))
-        )
+            definition, self.history, lambda: self.commits, random.Random(len(self.opened)),
+            oldest=self.oldest,
+        )  # fmt: skip
         self.opened.append(source)
         return source
 

@@ -221,7 +221,7 @@ class ScriptedSource:
         failures: float = 0.0,
         oldest: int = 0,
     ) -> None:
-        self._definition = definition
+        self.definition = definition
         self._history = history
         self._visible = visible
         self._random = rng
@@ -238,7 +238,7 @@ class ScriptedSource:
     async def tables(self) -> list[SourceTable]:
         found = self._history.tables(self._visible())
         self._described = dict(found)
-        wanted = {spec.name for spec in self._definition.tables} or set(found)
+        wanted = {spec.name for spec in self.definition.tables} or set(found)
         return [found[name] for name in sorted(wanted)]
 
     async def start(self) -> str:
@@ -292,7 +292,7 @@ class ScriptedSource:
 
     def _parts(self, commit: Commit, at: int) -> list[TransactionPart]:
         committed = BEGINNING + timedelta(seconds=at)
-        wanted = {spec.name for spec in self._definition.tables} or set(self._history.first)
+        wanted = {spec.name for spec in self.definition.tables} or set(self._history.first)
         changes = [change for change in commit.changes if change.table in wanted]
         parts, i = [], 0
         while i < len(changes):

@@ -126,7 +126,7 @@ async def examine(connection: Connection, *, at_source: bool = False) -> list[Fi
     findings = [of_source(each) for each in await reports(connection)]
     if at_source:
         for declared in await registry.definitions(connection):
-            findings += await _of_database(declared)
+            findings += await _of_database(connection, declared)
     return findings
 
 
@@ -144,10 +144,11 @@ def of_source(source: SourceReport) -> Finding:
     return Finding(topic, "ok", f"is {source.state}")
 
 
-async def _of_database(declared: DeclaredSource) -> list[Finding]:
+async def _of_database(connection: Connection, declared: DeclaredSource) -> list[Finding]:
     topic = f"source {declared.definition.name}"
+    known = await registry.tables_of(connection, declared.definition.name)
     try:
-        found = await check_source(declared.definition)
+        found = await check_source(declared.definition, known)
     except HeadwaterError as error:
         return [Finding(topic, "fail", str(error), error.hint)]
     return [

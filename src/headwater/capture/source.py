@@ -145,11 +145,13 @@ class Chunk(msgspec.Struct, frozen=True):
 
 class Problem(msgspec.Struct, frozen=True):
     """Why a source cannot be captured: the thing and the reason, and what to do about it. A
-    `warning` does not prevent it."""
+    `warning` does not prevent it. `missing` is the name of the table, as the definition has it, if
+    the problem is that it does not exist: one that was mirrored before does not stop the others."""
 
     what: str
     fix: str
     warning: bool = False
+    missing: str | None = None
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -208,8 +210,9 @@ class Source(Protocol):
         ...
 
     async def tables(self) -> list[SourceTable]:
-        """The tables of the definition as they are now, in the order of their names. A table that
-        cannot be mirrored raises `SourceRefused` with its name, the reason and what to do."""
+        """The tables of the definition as they are now, in the order of their names, without those
+        that do not exist. A table that cannot be mirrored raises `SourceRefused` with its name, the
+        reason and what to do."""
         ...
 
     async def start(self) -> str:

@@ -28,6 +28,52 @@ export class Series {
   }
 }
 
+const STEP = 1000;
+const QUIET = 3000;
+
+/**
+ * How fast a counter grows, a second. The counter is reported about once a second while it grows, and not at all while it
+ * does not. Two reports that are closer count as one: a rate over a few milliseconds means nothing.
+ */
+export class RateSeries extends Series {
+  /** The report that the next rate begins at. @type {{at: number, value: number} | undefined} */
+  #since;
+  /** @type {number | undefined} */
+  #rate;
+
+  /** A report: the counter at a time, in milliseconds. It may begin again at 0. @param {number} at @param {number} value */
+  report(at, value) {
+    this.rest(at);
+    const passed = this.#since ? at - this.#since.at : STEP;
+    if (passed < STEP / 2) return;
+    if (this.#since) this.#set(at, (Math.max(0, value - this.#since.value) * 1000) / passed);
+    this.#since = { at, value };
+  }
+
+  /** The rate is 0 if there was no report for some seconds. @param {number} now in milliseconds */
+  rest(now) {
+    if (!this.#since || now - this.#since.at <= QUIET) return;
+    this.#set(this.#since.at + STEP, 0);
+    this.#since.at = now - STEP;
+    this.#set(this.#since.at, 0);
+  }
+
+  /** There is no rate until there are two reports again. */
+  end() {
+    this.#since = this.#rate = undefined;
+  }
+
+  get last() {
+    return this.#rate;
+  }
+
+  /** @param {number} at @param {number} rate */
+  #set(at, rate) {
+    this.#rate = rate;
+    this.add(at, rate);
+  }
+}
+
 /**
  * A plot of one or two series on one scale.
  *

@@ -73,10 +73,12 @@ async def test_a_source_that_is_no_longer_declared_is_reported(
     await registry.request_pause(connection, "byhand")
     served = Headwater(url)
     served.asgi()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         async with served:
             assert set(await known(connection)) == {"shop", "byhand"}
-    assert "source shop is not declared any more" in caplog.text
+    (record,) = [each for each in caplog.records if "does not declare it" in each.message]
+    assert (record.levelname, "source shop" in record.message) == ("INFO", True)
+    assert "source remove" not in caplog.text
     assert "byhand" not in caplog.text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.capture.mirror import registry
+from headwater.capture.mirror import registry, tables
 from headwater.capture.postgres import schema
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import (
@@ -223,8 +223,26 @@ async def test_a_removed_source_leaves_nothing_behind(stage: Stage, drop: bool) 
     assert await stage.fetch("select from headwater.source_tables") == []
     if drop:
         assert await stage.fetch("select to_regclass('shop.orders')") == [(None,)]
+        assert await stage.fetch("select to_regnamespace('shop')") == [(None,)]
     else:
         await stage.connection.execute("delete from shop.orders")
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [("create schema shop",), ("create schema shop", "create table shop.mine ()")],
+    ids=["made by somebody else", "with another table"],
+)
+async def test_a_schema_that_is_in_use_stays(stage: Stage, statements: tuple[str, ...]) -> None:
+    for statement in statements:
+        await stage.connection.execute(statement.encode())
+    if len(statements) > 1:
+        await stage.connection.execute(
+            "comment on schema shop is 'made by Headwater for the mirrors of a source'"
+        )
+    async with stage.connection.transaction():
+        await tables.drop_schema(stage.connection, "shop")
+    assert await stage.fetch("select to_regnamespace('shop') is not null") == [(True,)]
 
 
 async def test_two_runners_apply_each_change_once(stage: Stage) -> None:
@@ -334,6 +352,7 @@ async def test_a_table_of_somebody_else_is_not_touched(stage: Stage) -> None:
     await stage.start()
     found = await stage.until("refused")
     assert "shop.orders exists and is not the mirror" in (found.error or "")
+    assert "headwater source remove --drop-tables" in (found.hint or "")
     assert await stage.fetch("select from headwater.source_tables") == []
 
 
@@ -456,6 +475,56 @@ async def test_a_feed_has_no_rows_and_all_changes(stage: Stage) -> None:
     assert await stage.rows() == []
 
 
+async def test_a_feed_leaves_rows_out(stage: Stage) -> None:
+    """What the log has of rows that match, begin to match, or no longer do."""
+    where = ["amount", ">=", 500]
+    tables = (TableSpec("orders", where=where),)
+    await stage.start(SourceDefinition("shop", SHOP.url, "shop", tables, feed_only=True))
+    await stage.until("running")
+
+    def row(key: str, amount: str) -> tuple[str, str, str, None]:
+        return (key, "a", amount, None)
+
+    stage.commit(
+        RowChanges("orders", "insert", [row("1000", "1.00"), row("1001", "900.00")]),
+        RowChanges(
+            "orders", "update",
+            [row("1000", "2.00"), row("1001", "800.00")],
+            [row("1000", "1.00"), row("1001", "900.00")],
+        ),
+        RowChanges(
+            "orders", "update",
+            [row("1000", "700.00"), row("1001", "3.00")],
+            [row("1000", "2.00"), row("1001", "800.00")],
+        ),
+        RowChanges("orders", "update", [row("1000", "701.00"), row("1001", "4.00")]),
+        RowChanges("orders", "delete", (), [row("1000", "701.00"), row("1001", "4.00")]),
+        RowChanges("orders", "truncate"),
+    )  # fmt: skip
+
+    async def logged() -> list[tuple[Any, ...]]:
+        return await stage.fetch(
+            "select l.op::text, coalesce(l.after, l.before) ->> 'id',"
+            " l.before ->> 'amount', l.after ->> 'amount'"
+            " from headwater.log l where l.op <> 'R' and l.shape in"
+            " (select id from headwater.shapes where relid = 'shop.orders'::regclass)"
+            " order by l.seq"
+        )
+
+    await until(logged, "changes in the log")
+    assert await logged() == [
+        ("I", "1001", None, "900.00"),
+        ("U", "1001", "900.00", "800.00"),
+        ("I", "1000", None, "700.00"),
+        ("D", "1001", "800.00", None),
+        # Without the row before, it may have matched: its key is deleted.
+        ("U", "1000", None, "701.00"),
+        ("D", "1001", None, None),
+        ("D", "1000", "701.00", None),
+        ("T", None, None, None),
+    ]
+
+
 @pytest.mark.parametrize(
     ("definition", "words"),
     [
@@ -496,3 +565,20 @@ async def test_what_cannot_be_changed_is_refused(connection: Connection) -> None
         await registry.request_pause(connection, "nothing")
     with pytest.raises(NotFound, match="has no table nothing"):
         await registry.request_resnapshot(connection, "shop", ("nothing",))
+
+
+async def test_a_restored_database_may_give_a_mirror_the_former_oid_of_another(
+    connection: Connection,
+) -> None:
+    await connection.execute(
+        "create schema shop; create table shop.a (id int); create table shop.b (id int);"
+        " insert into headwater.sources (name, kind, into_schema) values ('shop', 'mysql', 'shop');"
+        " insert into headwater.source_tables (source, name, target, relid, state, description)"
+        " values ('shop', 'a', 'a', 99999, 'live', '{}'),"
+        " ('shop', 'b', 'b', 'shop.a'::regclass, 'live', '{}')"
+    )
+    await connection.execute("select headwater.adopt_sources()")
+    cursor = await connection.execute(
+        "select relid::regclass::text from headwater.source_tables order by name"
+    )
+    assert await cursor.fetchall() == [("shop.a",), ("shop.b",)]

@@ -125,6 +125,25 @@ async def test_an_upgrade_by_a_superuser(roles: Roles) -> None:
     assert owners == [(f'"{roles.owner.info.user}"',)]
 
 
+async def test_roles_that_enable_tables_still_do_after_an_upgrade(roles: Roles) -> None:
+    await schema.install(roles.owner, upto=BEFORE_SOURCES)
+    await grant_the_log(roles, roles.maker, write=True)
+    await run(roles.maker, *PARTED, "create table plain (id int primary key, a int)")
+    for table in ("parted", "plain"):
+        await run(roles.maker, f"select headwater.enable_reactivity('{table}')")
+    await schema.install(roles.owner)
+    await run(
+        roles.maker,
+        "select headwater.disable_reactivity('plain')",
+        "select headwater.enable_reactivity('plain')",
+        "create table parted_2 partition of parted for values from (100) to (200)",
+        SYNC,
+        "drop table parted_2",
+        SYNC,
+    )
+    await write_to(roles.maker, "plain")
+
+
 async def test_readers_read_after_an_upgrade(roles: Roles) -> None:
     await schema.install(roles.owner, upto=BEFORE_ORDER)
     await grant_the_log(roles, roles.reader)

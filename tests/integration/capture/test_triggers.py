@@ -133,6 +133,18 @@ async def test_disable_and_enable_again(connection: Connection, probe: LogProbe)
     assert await probe.story() == [("reset",), ("insert", 2)]
 
 
+async def test_disabling_drops_the_sequence_of_the_table(connection: Connection) -> None:
+    await run(connection, "create table orders (id int primary key, n int)")
+    await triggers.enable(connection, "orders")
+    sequences = (
+        "select from pg_class where relnamespace = 'headwater'::regnamespace"
+        " and relkind = 'S' and relname like 'mark\\_%'"
+    )
+    assert len(await rows(connection, sequences)) == 1
+    await triggers.disable(connection, "orders")
+    assert await rows(connection, sequences) == []
+
+
 async def test_disabling_an_unknown_table(connection: Connection) -> None:
     with pytest.raises(CaptureError, match="there is no table nowhere"):
         await triggers.disable(connection, "nowhere")

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,6 +85,13 @@ def stored(url: str, statement: str) -> list[Any]:
         return [row[0] for row in connection.execute(statement.encode()).fetchall()]
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 DEFINITIONS = "select definition from headwater.source_definitions order by name"
 
 
@@ -135,6 +143,38 @@ def test_add_waits_until_the_copy_is_done(run: Run, url: str, database: Scripted
         assert (for_people.code, for_people.out) == (0, "Source shop copies orders again.\n")
 
 
+def test_resnapshot_of_a_lost_source_waits_for_the_copy(
+    run: Run, url: str, database: ScriptedDatabase
+) -> None:
+    """The error from before the request is not the answer to it."""
+    with running(url, database):
+        added(run, "--wait")
+    database.commits, database.oldest = 5, 3
+    with running(url, database):
+        until(lambda: stored(url, "select state from headwater.sources") == ["lost"])
+        *_, last = run("resnapshot", "shop", "--wait", "--json").documents
+        assert last["state"] == "running"
+
+
+def test_add_of_a_corrected_definition_waits_for_the_copy(
+    run: Run, url: str, database: ScriptedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of the definition from before is not the answer. One that comes again is."""
+    wrong = Problem("the mode is wrong", "choose another")
+
+    async def answer(source: ScriptedSource) -> list[Problem]:
+        return [wrong] if source.definition.options.get("mode") == "wrong" else []
+
+    added(run, "--option", "mode=wrong")
+    monkeypatch.setattr(ScriptedSource, "check", answer)
+    with running(url, database):
+        until(lambda: stored(url, "select state from headwater.sources") == ["refused"])
+        done = run("resnapshot", "shop", "--wait", "--json")
+        assert (done.code, done.error["message"]) == (1, "source shop: the mode is wrong")
+        *_, last = added(run, "--option", "mode=right", "--wait", "--json").documents
+        assert last["state"] == "running"
+
+
 PROBLEMS = [
     Problem("the role may not replicate", "alter role headwater replication"),
     Problem("the table orders has no key", "alter table orders add primary key (id)"),
@@ -171,6 +211,7 @@ def test_problems_are_shown_and_nothing_is_added(
         "what": "the role may not replicate",
         "fix": "alter role headwater replication",
         "warning": False,
+        "missing": None,
     }
     assert stored(url, DEFINITIONS) == []
     del refused[:2]  # A warning does not prevent it.
@@ -178,6 +219,16 @@ def test_problems_are_shown_and_nothing_is_added(
     assert with_warning.code == 0
     assert "the disk is almost full" in with_warning.out
     assert len(stored(url, DEFINITIONS)) == 1
+
+
+@pytest.mark.parametrize("where", ["orders: nope = 1", "orders: amount > many"])
+def test_a_predicate_that_does_not_fit(
+    run: Run, url: str, database: ScriptedDatabase, where: str
+) -> None:
+    done = added(run, "--where", where, "--json")
+    assert done.code == 1
+    (problem,) = json.loads(done.out)["problems"]
+    assert "the predicate of table orders is wrong" in problem["what"]
 
 
 def test_check(run: Run, refused: list[Problem]) -> None:

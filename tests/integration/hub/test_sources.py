@@ -13,10 +13,11 @@ import pytest
 
 from headwater import CaptureError, Forbidden, InvalidQuery, connect
 from headwater.capture.declaration import define_source
-from headwater.capture.mirror import registry
+from headwater.capture.mirror import registry, tables
 from headwater.database import Connection
 from headwater.testing.gateway_process import Served, serving
 from tests.support.running_sources import ScriptedDatabase, running
+from tests.support.scripted_source import table
 from tests.support.tokens import SECRET, token
 
 URL = "sqlite:///scripted.db"
@@ -108,6 +109,24 @@ async def test_a_feed_only_source_has_changes_and_no_rows(
             with pytest.raises(CaptureError, match=r"reads shop\.orders \(feed only\)") as refused:
                 await client.subscribe("largest").__aenter__()
             assert "change feed" in (refused.value.hint or "")
+
+
+async def test_a_mirror_that_is_not_copied_yet(
+    url: str, tmp_path: Path, connection: Connection
+) -> None:
+    """The error names the source and its state, with and without a table for the mirror."""
+    write_program(tmp_path)
+    with serving(url, tmp_path, program="shop:hw", sources_run=False) as at:
+        async with connect(at.url) as client:
+            waits = r"table shop\.orders is the mirror of source shop, which is waiting"
+            with pytest.raises(CaptureError, match=waits) as refused:
+                await client.live({"table": "shop.orders"}).__aenter__()
+            assert "headwater source status shop" in (refused.value.hint or "")
+        await tables.create(connection, "shop", "shop", table("orders"), feed_only=False)
+        await connection.execute("update headwater.sources set state = 'copying'")
+        async with connect(at.url) as client:
+            with pytest.raises(CaptureError, match="of source shop, which is copying"):
+                await client.live({"table": "shop.orders"}).__aenter__()
 
 
 async def opened(at: Served, table: str) -> None:

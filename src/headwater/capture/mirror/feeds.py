@@ -1,7 +1,8 @@
 """Changes of a feed-only table: they are appended to the log with the shape of a table that has no
 rows. Images are written by the server, so they are as capture would write them. Values that a
 source left out are left out of the image, and a row before an update is only logged if it is
-complete.
+complete. With a predicate, an update by which a row begins to match is an insert, and one by which
+it no longer matches is a delete; a row before that is not known is taken to have matched.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from itertools import groupby
 from typing import NamedTuple, TypeAlias, cast
 
 from headwater.capture.mirror.arrays import array_text
+from headwater.capture.mirror.runs import Delete, Insert, Rekey, Run
 from headwater.capture.mirror.statements import Statement, quoted
 from headwater.capture.mirror.tables import Mirror
-from headwater.capture.mirror.writers import Sender
+from headwater.capture.mirror.writers import FilterRuns, Sender
 from headwater.capture.source import UNCHANGED, RowChanges, SourceRow
 
 Carried: TypeAlias = tuple[int, ...] | None
@@ -32,8 +34,9 @@ class FeedWriter:
 
     needs_copy = False
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: Mirror, filter_runs: FilterRuns | None = None) -> None:
         self._mirror = mirror
+        self._filter = filter_runs
         self._key = mirror.statements().key
         self._text = cache(self._append_text)
 
@@ -50,9 +53,10 @@ class FeedWriter:
     def _changes(self, group: RowChanges) -> Iterator[_Change]:
         match group.op:
             case "insert":
-                yield from (_Change("I", None, row) for row in group.after)
+                yield from (_Change("I", None, row) for row in group.after if self._wants(row))
             case "delete":
-                yield from (_Change("D", row, None) for row in group.before)
+                rows = (row for row in group.before if row is not None and self._wants(row))
+                yield from (_Change("D", row, None) for row in rows)
             case "truncate":
                 yield _Change("T", None, None)
             case "update":
@@ -62,11 +66,27 @@ class FeedWriter:
 
     def _update(self, old: SourceRow | None, new: SourceRow) -> Iterator[_Change]:
         """A change of a key is a delete and an insert, as in every table."""
-        if old is not None and any(old[i] != new[i] for i in self._key):
-            yield _Change("D", old, None)
+        before = self._key_only(new) if old is None else old
+        was_wanted, is_wanted = self._wants(before), self._wants(new)
+        if was_wanted and is_wanted and all(before[i] == new[i] for i in self._key):
+            yield _Change("U", None if UNCHANGED in before else before, new)
+            return
+        if was_wanted:
+            yield _Change("D", before, None)
+        if is_wanted:
             yield _Change("I", None, new)
-        else:
-            yield _Change("U", None if old is None or UNCHANGED in old else old, new)
+
+    def _key_only(self, row: SourceRow) -> SourceRow:
+        return tuple([cell if i in self._key else UNCHANGED for i, cell in enumerate(row)])
+
+    def _wants(self, row: SourceRow) -> bool:
+        """Whether a row matches the predicate, or does not carry enough to say that it does not."""
+        if self._filter is None:
+            return True
+        run: Run = Insert([row])
+        if UNCHANGED in row:
+            run = Rekey(tuple([str(row[i]) for i in self._key]), row)
+        return any(not isinstance(each, Delete) for each in self._filter(run))
 
     def _append_text(self, op: str, before: Carried, after: Carried) -> str:
         relation = f"{self._mirror.relid}::oid"

@@ -94,6 +94,7 @@ async def declare(
                 _REGISTER,
                 (definition.name, _kind(definition.url), definition.into, definition.feed_only),
             )
+            await connection.execute(_FORGET_FAILURE, (definition.name,))
             await _notify(connection)
     return True
 
@@ -109,6 +110,13 @@ _REGISTER = """
     insert into headwater.sources (name, kind, into_schema, feed_only) values (%s, %s, %s, %s)
     on conflict (name) do update set kind = excluded.kind
 """
+
+
+_FORGET_FAILURE = """
+    update headwater.sources set state = 'waiting', error = null, hint = null
+    where name = %s and state in ('failed', 'refused', 'lost', 'diverged')
+"""
+"""What was wrong before a request is not the answer to it."""
 
 
 async def definitions(connection: Connection) -> list[DeclaredSource]:
@@ -139,6 +147,15 @@ async def sources(connection: Connection) -> list[SourceState]:
     return [msgspec.convert(dict(zip(names, row, strict=True)), SourceState) for row in rows]
 
 
+async def tables_of(connection: Connection, name: str) -> list[str]:
+    """The tables of a source that were ever mirrored, in the order of their names."""
+    with translated():
+        cursor = await connection.execute(
+            "select name from headwater.source_tables where source = %s order by name", (name,)
+        )
+        return [row[0] for row in await cursor.fetchall()]
+
+
 async def request_pause(connection: Connection, name: str) -> None:
     """Stop applying changes until `request_resume`. The source stores them meanwhile."""
     await _request(connection, name, "paused = true")
@@ -154,13 +171,16 @@ async def request_resnapshot(
     """Copy these tables again, or all. Mirrors serve the old rows until the copy is complete."""
     if tables:
         await _check_tables(connection, name, tables)
-    await _request(
-        connection,
-        name,
-        "resnapshot = case when %(tables)s::text[] = '{*}' or '*' = any (resnapshot) then '{*}'"
-        " else coalesce(resnapshot, '{}') || %(tables)s::text[] end",
-        {"tables": list(tables) or ["*"]},
-    )
+    with translated():
+        async with connection.transaction():
+            await connection.execute(_FORGET_FAILURE, (name,))
+            await _request(
+                connection,
+                name,
+                "resnapshot = case when %(tables)s::text[] = '{*}' or '*' = any (resnapshot)"
+                " then '{*}' else coalesce(resnapshot, '{}') || %(tables)s::text[] end",
+                {"tables": list(tables) or ["*"]},
+            )
 
 
 async def request_remove(connection: Connection, name: str, *, drop: bool = False) -> None:
@@ -192,11 +212,7 @@ async def _unknown(connection: Connection, name: str) -> NotFound:
 
 
 async def _check_tables(connection: Connection, name: str, tables: tuple[str, ...]) -> None:
-    with translated():
-        cursor = await connection.execute(
-            "select name from headwater.source_tables where source = %s order by name", (name,)
-        )
-        known = [row[0] for row in await cursor.fetchall()]
+    known = await tables_of(connection, name)
     missing = [table for table in tables if table not in known]
     if missing:
         raise NotFound(

@@ -6,6 +6,7 @@ All functions run inside a transaction of the caller.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -86,8 +87,8 @@ async def read_columns(connection: Connection, mirror: Mirror) -> None:
     if missing:
         raise SourceRefused(
             f"the mirror {mirror.schema}.{mirror.description.target} has no column {missing[0]}",
-            hint="Somebody has altered or dropped it. Remove the source with --drop, and add it"
-            " again.",
+            hint="Somebody has altered or dropped it. Remove the source with --drop-tables, and"
+            " add it again.",
         )
     mirror.columns = tuple(found[column.name] for column in mirror.description.columns)
 
@@ -159,11 +160,28 @@ async def _create_schema(connection: Connection, schema: str) -> None:
     row = await cursor.fetchone()
     if row is None:
         await connection.execute(f"create schema {quoted(schema)}".encode())
+        await connection.execute(f"comment on schema {quoted(schema)} is '{_OWN_SCHEMA}'".encode())
     elif not row[0]:
         raise SourceRefused(
             f"the schema {schema} exists and belongs to another role",
             hint="Give the source another schema (into), or let Headwater's role own this one.",
         )
+
+
+_OWN_SCHEMA = "made by Headwater for the mirrors of a source"
+"""The comment on a schema that was created here, and may be dropped with the mirrors."""
+
+
+async def drop_schema(connection: Connection, schema: str) -> None:
+    """Drop the schema if it was created for mirrors and nothing is in it."""
+    cursor = await connection.execute(
+        "select from pg_namespace where nspname = %s and obj_description(oid, 'pg_namespace') = %s",
+        (schema, _OWN_SCHEMA),
+    )
+    if await cursor.fetchone() is not None:
+        with suppress(errors.DependentObjectsStillExist):
+            async with connection.transaction():
+                await connection.execute(f"drop schema {quoted(schema)}".encode())
 
 
 async def check_types(connection: Connection, table: SourceTable) -> None:
@@ -199,7 +217,9 @@ async def _check_free(connection: Connection, schema: str, table: SourceTable) -
     if await cursor.fetchone() is not None:
         raise SourceRefused(
             f"{schema}.{table.target} exists and is not the mirror of {table.name}",
-            hint="Rename or drop it, give the table another target, or the source another schema.",
+            hint="If a source that was removed has left it, drop it (headwater source remove"
+            " --drop-tables does that at once). Otherwise rename it, or give the table another"
+            " target or the source another schema.",
         )
 
 

@@ -161,6 +161,7 @@ def _tables(
         yield Problem(
             f"the table {spec.name} does not exist, or the user {address.user} may not see it",
             f"Create it, or grant select on it to {_user(address)}.",
+            missing=spec.name,
         )
     if not present and not absent:
         yield Problem(

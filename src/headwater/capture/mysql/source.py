@@ -84,12 +84,6 @@ class MysqlSource:
 
     async def tables(self) -> list[SourceTable]:
         catalog = await self._run(self._look)
-        if catalog.absent and self._definition.tables:
-            schema, name = sorted(catalog.absent)[0]
-            raise SourceRefused(
-                f"the table {schema}.{name} does not exist, or the user may not see it",
-                hint="Create it, grant select on it, or correct the source.",
-            )
         self._announced = catalog
         found = [table.source for table in catalog.tables.values()]
         return sorted(found, key=lambda table: table.name)

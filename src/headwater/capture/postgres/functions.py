@@ -44,7 +44,7 @@ CLASSES: dict[Class, frozenset[str]] = {
         slot_condition strike_noted strike_source swap_formats sync_table sync_tables take_back
         take_turn transaction_mark trusts upsert_source add_wal_member check_wal
         is_in_step_with_triggers is_in_step_with_wal is_watched_by_triggers make_wal_publication
-        make_wal_slot
+        make_wal_slot drop_wal_slot is_published misses_changes unpublish
         remove_captures remove_wal_member sync_with_triggers sync_with_wal use_wal_slot wal_kind
         wal_root wal_publication wal_preparation is_wal_captured
         """

@@ -4,6 +4,7 @@ captured tables."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from contextlib import suppress
 from datetime import datetime
@@ -12,11 +13,16 @@ from typing import Literal, LiteralString, TypeAlias, get_args
 import msgspec
 import psycopg
 from psycopg import errors
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import TransactionStatus
 
+from headwater.capture.postgres.wal.append import WalCapture
 from headwater.database import Connection, translated
 from headwater.errors import CaptureError, ConfigError
-from headwater.limits import ENABLE_ATTEMPTS_MAX, ENABLE_LOCK_TIMEOUT
+from headwater.limits import ENABLE_ATTEMPTS_MAX, ENABLE_LOCK_TIMEOUT, WAL_DRAIN_SECONDS
 from headwater.model import Column, Table
+
+logger = logging.getLogger(__name__)
 
 Capture: TypeAlias = Literal["trigger", "wal"]
 """How the changes of a table reach the log."""
@@ -50,24 +56,37 @@ async def enable(connection: Connection, name: str, capture: Capture | None = No
             f"capture={capture!r} of table {name} is not known", hint="It is 'trigger' or 'wal'."
         )
     if capture == "wal":
-        # Before the table is locked: making a slot waits for all transactions that are running.
-        with translated():
-            await connection.execute(
-                "select headwater.check_wal("
-                "headwater.check_capturable(headwater.find_table(%(name)s), %(name)s))",
-                {"name": name},
-            )
-            await connection.execute("select headwater.make_wal_publication()")
-            await connection.execute("select headwater.make_wal_slot()")
+        return await _enable_wal(connection, name)
+    label = await _call(connection, "select headwater.enable_reactivity(%s, 'trigger')", name)
+    await end_wal_capture(connection)
+    return label
+
+
+async def _enable_wal(connection: Connection, name: str) -> str:
+    slot = await _make_slot(connection, name)
     try:
-        label = await _call(connection, "select headwater.enable_reactivity(%s, %s)", name, capture)
+        return await _call(
+            connection, "select headwater.enable_reactivity(%s, 'wal', %s)", name, slot
+        )
     except BaseException:
         with suppress(psycopg.Error):  # a slot that was made for nothing
-            await connection.execute("select headwater.drop_wal_slots(interval '0')")
+            await connection.execute("select headwater.drop_wal_slot(%s)", (slot,))
         raise
-    if capture == "trigger":
-        await end_wal_capture(connection)
-    return label
+
+
+async def _make_slot(connection: Connection, name: str) -> str:
+    """Before the table is locked: making a slot waits for all transactions that are running."""
+    with translated():
+        await connection.execute(
+            "select headwater.check_wal("
+            "headwater.check_capturable(headwater.find_table(%(name)s), %(name)s))",
+            {"name": name},
+        )
+        await connection.execute("select headwater.make_wal_publication()")
+        cursor = await connection.execute("select headwater.make_wal_slot()")
+        row = await cursor.fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 async def disable(connection: Connection, name: str) -> str:
@@ -78,13 +97,23 @@ async def disable(connection: Connection, name: str) -> str:
 
 
 async def end_wal_capture(connection: Connection) -> None:
-    """Drop the slot and the publication, if no table is captured from the WAL and no process reads
-    the slot. A process that reads it does this itself, when it has appended everything."""
+    """If no table is captured from the WAL and no process reads the slot, append what is unread,
+    and drop the slot and the publication. A process that reads the slot does this itself."""
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        return
     with translated():
         cursor = await connection.execute(_UNUSED_SLOT)
-        if await cursor.fetchone() is not None:
-            await connection.execute("select headwater.end_wal_capture()")
-            await connection.execute("select headwater.drop_wal_slots(interval '0')")
+        if await cursor.fetchone() is None:
+            return
+    url = make_conninfo(connection.info.dsn, password=connection.info.password or None)
+    try:
+        async with asyncio.timeout(WAL_DRAIN_SECONDS):
+            await WalCapture(url, leaves_when_idle=True).run()
+    except TimeoutError:
+        logger.warning(
+            "WAL capture: changes from before the last table was disabled are not in the log yet;"
+            " a gateway (headwater serve) appends them and drops the slot"
+        )
 
 
 _UNUSED_SLOT = """
@@ -92,6 +121,7 @@ _UNUSED_SLOT = """
     left join pg_replication_slots s on s.slot_name = i.wal_slot
     where i.wal_slot is not null and s.active is not true
       and not exists (select from headwater.tables where enabled and capture = 'wal')
+      and (select pg_has_role(nspowner, 'MEMBER') from pg_namespace where nspname = 'headwater')
 """
 
 

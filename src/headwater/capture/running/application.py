@@ -1,8 +1,8 @@
 """The sources of an application: those of its code and of `headwater.toml`.
 
 When the application starts they are written to the database, and a child process runs the sources
-of the database: also those that were added by a command, or are added later. A source that is no
-longer declared is reported and not removed: its mirrors may be in use.
+of the database: also those that were added by a command, or are added later. A source that is
+declared elsewhere, or no longer, is reported and not removed: its mirrors may be in use.
 """
 
 from __future__ import annotations
@@ -70,17 +70,13 @@ class ApplicationSources:
                 logger.info("source %s is declared", definition.name)
 
     async def report_others(self, connection: Connection) -> None:
-        """Report sources that were declared in code or in the file before, and are not now."""
+        """Report sources that were declared in code or in a file, and not here: by another
+        application on this database, or by this one before."""
         for known in await registry.definitions(connection):
             name = known.definition.name
             if known.declared_by == "command" or name in self._declared or known.removing:
                 continue
-            logger.warning(
-                "source %s is not declared any more, and still runs. To remove it: headwater"
-                " source remove %s",
-                name,
-                name,
-            )
+            logger.info("source %s runs too; this application does not declare it", name)
 
     async def run(self, url: str, ask: Asks) -> None:
         """Run the sources of the database in a child process, as soon as there is one."""

@@ -5,6 +5,7 @@ rolled back before anything is made at the source, so a table that is refused le
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ from headwater.capture.mirror.tables import Mirror
 from headwater.capture.running.filters import row_filter
 from headwater.capture.source import Source, SourceDefinition, SourceTable
 from headwater.database import Connection
+from headwater.errors import SourceRefused
 
 
 class Beginning(NamedTuple):
@@ -30,9 +32,11 @@ async def begin(connection: Connection, source: Source, definition: SourceDefini
     requested = await _requested(connection, definition.name)
     saved = await positions.saved(connection, definition.name)
     known = await tables.load_all(connection, definition.name, definition.into)
+    _check_missing(definition, {table.name for table in described}, known)
     copies_all = "*" in requested
     start = saved
-    if saved is None or copies_all or any(table.name not in known for table in described):
+    followed = {name for name, each in known.items() if each.state not in ("dropped", "removed")}
+    if saved is None or copies_all or any(table.name not in followed for table in described):
         async with connection.transaction(force_rollback=True):
             await _bring_together(connection, source, definition, described, requested)
         start = await source.start()
@@ -43,6 +47,18 @@ async def begin(connection: Connection, source: Source, definition: SourceDefini
             saved = start
     assert saved is not None
     return Beginning(mirrors, saved)
+
+
+def _check_missing(
+    definition: SourceDefinition, described: Container[str], known: Container[str]
+) -> None:
+    """A table that was mirrored before may be gone. One that never existed is a mistake."""
+    for spec in definition.tables:
+        if spec.name not in described and spec.name not in known:
+            raise SourceRefused(
+                f"the table {spec.name} does not exist at the source",
+                hint="Create it, or correct the definition of the source.",
+            )
 
 
 async def _requested(connection: Connection, name: str) -> list[str]:
@@ -65,7 +81,7 @@ async def _bring_together(
     mirrors = await tables.load(connection, definition.name, definition.into)
     for table in described:
         await bring_up(connection, definition, mirrors, table)
-    await _note_removed(connection, mirrors, {table.name for table in described})
+    await _note_absent(connection, definition, mirrors, {table.name for table in described})
     if requested:
         await _begin_copies(connection, definition, mirrors, requested)
     for mirror in mirrors.values():
@@ -103,13 +119,19 @@ async def bring_up(
     return mirror
 
 
-async def _note_removed(
-    connection: Connection, mirrors: dict[str, Mirror], described: set[str]
+async def _note_absent(
+    connection: Connection,
+    definition: SourceDefinition,
+    mirrors: dict[str, Mirror],
+    described: set[str],
 ) -> None:
-    """Tables that the definition no longer has stay as they are, and are no longer written."""
+    """The mirrors of tables that the source or the definition no longer has stay as they are, and
+    are no longer written."""
+    wanted = {spec.name for spec in definition.tables}
     for mirror in mirrors.values():
         if mirror.name not in described and mirror.state not in ("dropped", "removed"):
-            mirror.state = "removed"
+            is_declared = not wanted or mirror.name in wanted
+            mirror.state = "dropped" if is_declared else "removed"
             await tables.drop_staging(connection, mirror)
             await tables.save(connection, mirror)
 

@@ -8,6 +8,7 @@ decide, the table is copied again: a wrong row is never written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -23,13 +24,21 @@ from headwater.capture.mirror.runs import (
     Truncate,
     Update,
 )
+from headwater.capture.mirror.statements import MirrorColumn
 from headwater.capture.mirror.tables import Mirror
 from headwater.capture.mirror.writers import FilterRuns
-from headwater.capture.source import UNCHANGED, Source, SourceDefinition, SourceRow
+from headwater.capture.source import (
+    UNCHANGED,
+    Source,
+    SourceColumn,
+    SourceDefinition,
+    SourceRow,
+    SourceTable,
+)
 from headwater.errors import InvalidQuery, SourceRefused
 from headwater.live.filters.check import check
 from headwater.live.filters.compile import Matches, compile_filter
-from headwater.live.filters.filter import conditions, from_json
+from headwater.live.filters.filter import Filter, conditions, from_json
 from headwater.live.needs import Undecided
 from headwater.model import Column, Table
 
@@ -42,17 +51,26 @@ def row_filter(source: Source, definition: SourceDefinition, mirror: Mirror) -> 
     return RowFilter(mirror, where)
 
 
+def check_predicate(table: SourceTable, where: Any) -> None:
+    """SourceRefused if a table cannot have this predicate, before it has a mirror."""
+    _checked(table.name, where, _table("", table, table.columns))
+
+
+def _checked(name: str, where: Any, table: Table) -> Filter:
+    try:
+        return check(from_json(where), table)
+    except InvalidQuery as error:
+        raise SourceRefused(
+            f"the predicate of table {name} is wrong: {error}", hint=error.hint
+        ) from error
+
+
 class RowFilter:
     """Filters the changes of one table."""
 
     def __init__(self, mirror: Mirror, where: Any) -> None:
-        table = _table(mirror)
-        try:
-            checked = check(from_json(where), table)
-        except InvalidQuery as error:
-            raise SourceRefused(
-                f"the predicate of table {mirror.name} is wrong: {error}", hint=error.hint
-            ) from error
+        table = _table(mirror.schema, mirror.description, mirror.columns)
+        checked = _checked(mirror.name, where, table)
         names = {condition.column for condition in conditions(checked)}
         self._name = mirror.name
         self._matches: Matches = compile_filter(checked, table)
@@ -115,20 +133,23 @@ class RowFilter:
             ) from error
 
 
-def _table(mirror: Mirror) -> Table:
-    columns = tuple(
+def _table(
+    schema: str, described: SourceTable, columns: Sequence[MirrorColumn | SourceColumn]
+) -> Table:
+    typed = tuple(
         Column(
             column.name,
             _canonical(column.type),
             column.type,
             "C" if _is_text(column.type) else None,
         )
-        for column in mirror.columns
+        for column in columns
     )
-    return Table(0, mirror.schema, mirror.description.target, columns, mirror.description.key)
+    return Table(0, schema, described.target, typed, described.key)
 
 
 _CANONICAL = {
+    "decimal": "numeric", "int": "integer", "char": "character",
     "int2": "smallint", "int4": "integer", "int8": "bigint", "float4": "real",
     "float8": "double precision", "bool": "boolean", "varchar": "character varying",
     "bpchar": "character", "timestamptz": "timestamp with time zone",
@@ -137,8 +158,16 @@ _CANONICAL = {
 
 
 def _canonical(type_: str) -> str:
-    name = type_.removeprefix("pg_catalog.").strip('"')
+    """As PostgreSQL prints it, without its length.
+
+    >>> _canonical("pg_catalog.int8"), _canonical("timestamp(6) with time zone")
+    ('bigint', 'timestamp with time zone')
+    """
+    name = _LENGTH.sub("", type_.removeprefix("pg_catalog.").strip('"'))
     return _CANONICAL.get(name, name)
+
+
+_LENGTH = re.compile(r"\s*\([\d, -]*\)")
 
 
 def _is_text(type_: str) -> bool:

@@ -80,8 +80,10 @@ class Runner:
             restarts = _needs_restart(self._declared, declared)
             self._declared = declared
             self._changed.set()
-            if self._session is not None and restarts:
+            if restarts and self._session is not None:
                 self._session.stop.set()
+            elif restarts:
+                self._forget_failure()
 
     async def stop(self) -> None:
         """Finish the transaction at hand."""
@@ -126,7 +128,16 @@ class Runner:
             logger.exception("source %s failed", self.name)
             return self._fail("failed", error, self._backoff())
 
+    def _forget_failure(self) -> None:
+        """An error from before a request is not the answer to it. One that comes again is."""
+        self.status.enter("waiting")
+        self._statuses.forget(self.name)
+
     def _fail(self, state: State, error: BaseException, pause: float) -> float:
+        if self._changed.is_set() and not self._stopped:
+            logger.info("source %s: %s, before a new request", self.name, error)
+            self._forget_failure()
+            return 0.0
         self.status.enter(state, error)
         if state == "lost":
             self.status.hint = f"Copy its tables again: headwater source resnapshot {self.name}"
@@ -216,6 +227,8 @@ class Runner:
             await connection.execute("select set_config('headwater.applies', %s, true)", (name,))
             for mirror in (await tables.load_all(connection, name, into)).values():
                 await tables.release(connection, mirror, drop=self._declared.drop_mirrors)
+            if self._declared.drop_mirrors:
+                await tables.drop_schema(connection, into)
             saved = await positions.saved(connection, name)
             if saved is not None:
                 await positions.save(connection, name, saved, None)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.capture.mirror import tables
+from headwater.capture.mirror import registry, tables
 from headwater.capture.mirror.applier import Applier
 from headwater.capture.mirror.chunks import PendingChunk
 from headwater.capture.mirror.feeds import FeedWriter
@@ -32,6 +32,7 @@ from headwater.capture.mirror.writers import (
     TolerantWriter,
 )
 from headwater.capture.running.beginning import begin, bring_up
+from headwater.capture.running.check import tolerate_missing
 from headwater.capture.running.durability import Acknowledger
 from headwater.capture.running.filters import row_filter
 from headwater.capture.running.queue import ItemQueue
@@ -95,6 +96,8 @@ class Session:
         self._chunk: asyncio.Task[Chunk] | None = None
         self._copying: str | None = None
         self._saved_at = time.monotonic()
+        self._warnings: list[str] = []
+        self._health_warning: str | None = None
         self._acknowledger = Acknowledger(source, self._applier)
 
     async def run(self) -> None:
@@ -117,12 +120,12 @@ class Session:
     # ------------------------------------------------------------ start
 
     async def _check(self) -> None:
-        problems = await self._source.check()
-        for problem in problems:
+        known = await registry.tables_of(self._connection, self._definition.name)
+        for problem in tolerate_missing(await self._source.check(), known):
             if not problem.warning:
                 raise SourceRefused(problem.what, hint=problem.fix)
-        warnings = [f"{problem.what}. {problem.fix}" for problem in problems]
-        self._status.warning = "\n".join(warnings) or None
+            if problem.missing is None:  # a warning about a dropped mirror says it
+                self._warnings.append(f"{problem.what}. {problem.fix}")
 
     async def _begin(self) -> None:
         begun = await begin(self._connection, self._source, self._definition)
@@ -144,7 +147,7 @@ class Session:
             ExactWriter(mirror) if wanted is None else TolerantWriter(mirror, wanted)
         )
         if self._definition.feed_only:
-            self._writers[mirror.name] = FeedWriter(mirror)
+            self._writers[mirror.name] = FeedWriter(mirror, wanted)
         elif mirror.state in ("copying", "recopying"):
             follows = mirror.state == "recopying" and mirror.follows
             self._writers[mirror.name] = CopyWriter(mirror, wanted, live if follows else None)
@@ -164,6 +167,7 @@ class Session:
                     await self._compare_versions(versions)
                 case SchemaChange():
                     await self._alter(change)
+        self._report()
 
     async def _drop(self, name: str) -> None:
         mirror = self._mirrors.get(name)
@@ -406,13 +410,12 @@ class Session:
         await self._applier.flush()
 
     async def _watch_health(self) -> None:
-        warning = self._status.warning
         while True:
             with suppress(SourceError):  # the changes will say it
                 health = await self._source.health()
                 self._status.lag_bytes = health.lag_bytes
-                texts = [text for text in (warning, health.warning) if text]
-                self._status.warning = "\n".join(texts) or None
+                self._health_warning = health.warning
+                self._report_warnings()
             await asyncio.sleep(SOURCE_HEALTH_SECONDS)
 
     # ------------------------------------------------------------ status
@@ -436,6 +439,18 @@ class Session:
         copying = any(m.state in ("copying", "recopying") for m in mirrors)
         self._status.position = self._position
         self._status.enter("copying" if copying else "running")
+        self._report_warnings()
+
+    def _report_warnings(self) -> None:
+        dropped = [
+            f"the table {mirror.name} is no longer at the source: {mirror.schema}."
+            f"{mirror.description.target} stays as it was. Create it there again, or leave it out"
+            " of the source."
+            for mirror in self._mirrors.values()
+            if mirror.state == "dropped"
+        ]
+        texts = [*self._warnings, *dropped, self._health_warning]
+        self._status.warning = "\n".join(text for text in texts if text) or None
 
 
 def _matching(chunk: Chunk, wanted: FilterRuns | None) -> Chunk:

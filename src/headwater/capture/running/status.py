@@ -70,6 +70,10 @@ class StatusWriter:
 
     def remove(self, name: str) -> None:
         self._statuses.pop(name, None)
+        self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Its row was written by somebody else: write it again, even if nothing has changed."""
         self._written.pop(name, None)
 
     async def run(self) -> None:

@@ -104,10 +104,11 @@ class SqliteSource:
         for spec in specs:
             try:
                 shape = read_shape(db, spec)
-                if shape is None:
-                    raise _missing(spec.name)
             except SourceError as error:
                 problems.append(Problem(str(error), error.hint or ""))
+                continue
+            if shape is None:
+                problems.append(_missing(spec.name))
                 continue
             nulls = " or ".join(f"{quoted(name)} is null" for name in shape.key)
             if db.execute(f"select 1 from {quoted(shape.table)} where {nulls} limit 1").fetchone():
@@ -127,25 +128,20 @@ class SqliteSource:
         found = []
         for spec in find_specs(db, self._definition.tables):
             shape = read_shape(db, spec)
-            if shape is None:
-                raise _missing(spec.name)
-            found.append(shape.described(spec))
+            if shape is not None:
+                found.append(shape.described(spec))
         return found
 
     async def start(self) -> str:
         def make(db: sqlite3.Connection) -> str:
-            self._synchronize(db, must_exist=True)
+            self._synchronize(db)
             self._queue.renew(db)
             return str(self._queue.last(db))
 
         return await self._main.run(make)
 
-    def _synchronize(self, db: sqlite3.Connection, *, must_exist: bool = False) -> None:
-        specs = find_specs(db, self._definition.tables)
-        for spec in specs:
-            if must_exist and read_shape(db, spec) is None:
-                raise _missing(spec.name)
-        self._queue.synchronize(db, specs)
+    def _synchronize(self, db: sqlite3.Connection) -> None:
+        self._queue.synchronize(db, find_specs(db, self._definition.tables))
 
     async def estimate(self, table: SourceTable) -> int | None:
         """By the rowids, which SQLite finds without reading the table; counted where there are
@@ -339,5 +335,6 @@ def _left_out(name: str) -> Problem:
     )
 
 
-def _missing(name: str) -> SourceRefused:
-    return refusal(name, "there is no such table", "Create it, or name another one.")
+def _missing(name: str) -> Problem:
+    error = refusal(name, "there is no such table", "Create it, or name another one.")
+    return Problem(str(error), error.hint or "", missing=name)

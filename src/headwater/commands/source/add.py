@@ -97,11 +97,11 @@ def add(
 
     async def work() -> None:
         settings = settings_for(url, embedded, data_dir)
-        checked = await check_source(definition)
-        if checked.is_refused:
-            _print_check(definition, checked, json=json)
-            raise typer.Exit(1)
         async with connected(settings) as connection:
+            checked = await check_source(definition, await _known(connection, definition.name))
+            if checked.is_refused:
+                _print_check(definition, checked, json=json)
+                raise typer.Exit(1)
             await schema.install(connection)
             added = await registry.declare(connection, definition, "command")
             _print_added(definition, checked, added, json=json)
@@ -152,15 +152,24 @@ def check(
         async with connected(settings) as connection:
             await schema.require(connection)
             chosen = await _chosen(connection, settings, names or [])
-        refused = False
-        for definition in chosen:
-            checked = await check_source(definition)
-            refused = refused or checked.is_refused
-            _print_check(definition, checked, json=json)
+            refused = False
+            for definition in chosen:
+                known = await registry.tables_of(connection, definition.name)
+                checked = await check_source(definition, known)
+                refused = refused or checked.is_refused
+                _print_check(definition, checked, json=json)
         if refused:
             raise typer.Exit(1)
 
     run(work())
+
+
+async def _known(connection: Connection, name: str) -> list[str]:
+    """The tables that were mirrored before; none if Headwater is not installed or
+    upgraded yet."""
+    if await schema.installed_version(connection) < schema.LATEST:
+        return []
+    return await registry.tables_of(connection, name)
 
 
 async def _chosen(

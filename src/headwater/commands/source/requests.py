@@ -135,7 +135,8 @@ def remove(
     """Stop mirroring a source, and remove what was made at it: a slot, a publication, triggers.
 
     The mirrors become ordinary tables, or are dropped. A source that the application or
-    headwater.toml declares comes back at their next start: remove it there first.
+    headwater.toml declares is added again at their next start: remove it there first. Mirrors that
+    became tables must be dropped before the same source is added again.
 
     Example: `headwater source remove shop --drop-tables`
     """

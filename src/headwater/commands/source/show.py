@@ -86,22 +86,31 @@ def status(
 # ------------------------------------------------------------------------ for people
 
 
-def sources_view(sources: list[SourceReport]) -> Grid | Text:
+def sources_view(sources: list[SourceReport]) -> Group | Text:
     if not sources:
         text = "There is no source. Add one: headwater source add URL --into SCHEMA"
         return Text(text, style="dim")
-    grid = Grid("source", "kind", "into", "state", "tables", "lag", "changes", "problem", box=None)
+    grid = _grid("source", "into", "kind", "state", "tables", "lag", "changes")
     for source in sources:
         grid.add_row(
             source.name,
-            source.kind,
             source.into_schema + (" (feed only)" if source.feed_only else ""),
+            source.kind,
             state_text(source),
             tables_text(source),
             _lag(source),
             f"{source.changes:,}",
-            _problem(source),
         )
+    problems = [line for source in sources for line in problem_lines(source)]
+    return Group(grid, "", *problems) if problems else Group(grid)
+
+
+def _grid(*names: str) -> Grid:
+    """A table of which nothing is cut in a narrow terminal: long names continue on the next line,
+    words and numbers do not."""
+    grid = Grid(box=None)
+    for name in names:
+        grid.add_column(name, overflow="fold", no_wrap=name in ("kind", "state", "changes"))
     return grid
 
 
@@ -124,16 +133,20 @@ def _lag(source: SourceState) -> str:
     return lag if source.lag_bytes is None else f"{lag}, {short_size(source.lag_bytes)}"
 
 
-def _problem(source: SourceReport) -> Text:
+def problem_lines(source: SourceReport) -> list[Text]:
+    """What is wrong, below the table: a line for each problem, and one for what to do."""
     problem = problem_of(source)
     if problem is None:
-        return Text("")
+        return []
     style = "yellow" if problem.warning else "red"
-    return Text(problem.what + (f"\n{problem.fix}" if problem.fix else ""), style=style)
+    lines = [Text(f"{source.name}: {each}", style=style) for each in problem.what.splitlines()]
+    return lines + [Text(f"  {each}") for each in problem.fix.splitlines()]
 
 
 def source_view(definition: dict[str, Any], source: SourceReport) -> Group:
     facts = Grid.grid(padding=(0, 2))
+    facts.add_column()
+    facts.add_column(overflow="fold")
     facts.add_row(
         "source", f"{source.name} ({source.kind}), declared by {definition['declared_by']}"
     )
@@ -162,14 +175,19 @@ def source_view(definition: dict[str, Any], source: SourceReport) -> Group:
 
 
 def _tables(tables: tuple[TableState, ...]) -> Grid:
-    grid = Grid("table", "mirror", "state", "copied", "of about", box=None)
+    grid = _grid("table", "mirror", "state", "rows copied")
     for table in tables:
         style = {"live": "green", "dropped": "red"}.get(table.state, "cyan")
         grid.add_row(
             table.name,
             table.target,
             Text(table.state, style=style),
-            f"{table.copied:,}",
-            "–" if table.estimate is None else f"{table.estimate:,}",
+            copied_text(table),
         )
     return grid
+
+
+def copied_text(table: TableState) -> str:
+    """The estimate is for the copy; a live table has had more rows or fewer since."""
+    copying = table.state in ("copying", "recopying") and table.estimate is not None
+    return f"{table.copied:,}" + (f" of about {table.estimate:,}" if copying else "")

@@ -2,16 +2,18 @@
 
 import { ask } from "../api.js";
 import { card, fill, h, head, setText } from "../dom.js";
-import { age, bytes, count, moment, rate, seconds } from "../format.js";
+import { age, bytes, count, moment, now, rate, seconds } from "../format.js";
 import { Grid } from "../grid.js";
 import { follow } from "../subscriptions.js";
-import { plot, Series } from "../plot.js";
+import { plot, RateSeries, Series } from "../plot.js";
 
 /** @type {Record<string, string>} */
 const LEVELS = {
   running: "good", copying: "accent", checking: "accent", paused: "warn", removing: "warn",
   failed: "bad", refused: "bad", lost: "bad", diverged: "bad",
 };
+/** States in which changes arrive. */
+const FOLLOWS = ["running", "copying"];
 /** @type {Record<string, string>} */
 const TABLE_LEVELS = { live: "good", copying: "accent", recopying: "accent", dropped: "bad", removed: "" };
 
@@ -68,9 +70,7 @@ async function past(signal) {
 
 class Source {
   #lag = new Series();
-  #changes = new Series();
-  /** @type {{at: number, changes: number} | undefined} */
-  #before;
+  #changes = new RateSeries();
   #tables = new Grid("Tables", TABLE_COLUMNS, { key: (row) => row.name, empty: "Its tables are not known yet." });
   #position = h("code", { class: "wrap" });
   #runner = h("span", { class: "wrap" });
@@ -89,12 +89,9 @@ class Source {
   /** @param {any} row */
   add(row) {
     const at = Date.parse(row.updated_at);
-    const changes = Number(row.changes);
     this.#lag.add(at, row.lag);
-    const passed = this.#before ? (at - this.#before.at) / 1000 : 0;
-    // A runner counts from 0 when it begins.
-    if (this.#before && passed > 0) this.#changes.add(at, Math.max(0, changes - this.#before.changes) / passed);
-    if (!this.#before || passed > 0) this.#before = { at, changes };
+    if (FOLLOWS.includes(row.state)) this.#changes.report(at, Number(row.changes));
+    else this.#changes.end();
   }
 
   /** @param {any} row */
@@ -107,6 +104,7 @@ class Source {
   }
 
   draw() {
+    this.#changes.rest(now());
     this.plots.forEach((each) => each.draw());
   }
 }

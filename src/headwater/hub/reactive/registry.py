@@ -714,6 +714,7 @@ def _not_captured(group: QueryGroup) -> CaptureError:
         )
     return CaptureError(
         f"query {group.query.name} reads {names}, whose changes are not captured",
-        hint=f"Tables are captured with headwater enable {group.uncaptured[0]}; a query over"
-        " anything else can be called, not followed.",
+        hint=f"Tables are captured with headwater enable {group.uncaptured[0]}, and mirrors of"
+        " sources when they are copied (headwater source list); a query over anything else can be"
+        " called, not followed.",
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -200,11 +201,24 @@ class Tables:
             wanted, self._wanted = self._wanted, {}
             try:
                 found = await self._found(list(wanted))
+                for asked in wanted.keys() - found.keys():
+                    found[asked] = await self._missing(*asked)
             except asyncio.CancelledError:
                 self._refuse(wanted)
                 raise
             for asked, future in wanted.items():
-                _resolve(future, found.get(asked) or _not_enabled(*asked))
+                _resolve(future, found[asked])
+
+    async def _missing(self, name: str, captured: bool) -> CaptureError:
+        """Why a table is not found."""
+        with suppress(psycopg.Error, HeadwaterError):
+            for source, state in await self.ask(_UNFINISHED, {"name": name}):
+                return CaptureError(
+                    f"table {name} is the mirror of source {source}, which is {state}: it is not"
+                    " copied yet",
+                    hint=f"See what it does or needs: headwater source status {source}",
+                )
+        return _not_enabled(name, captured)
 
     async def _found(self, asked: list[_Asked]) -> dict[_Asked, KnownTable | HeadwaterError]:
         try:
@@ -289,6 +303,17 @@ def _no_table(name: str, error: psycopg.Error) -> HeadwaterError:
         )
     return translate(error)
 
+
+_UNFINISHED = """
+    select s.name, s.state from headwater.sources s
+    where exists (select from headwater.source_tables t
+                  where t.source = s.name and t.state = 'copying'
+                    and t.relid = headwater.find_table(%(name)s))
+       or s.state <> 'running' and not s.feed_only
+          and starts_with(%(name)s, s.into_schema || '.')
+          and headwater.find_table(%(name)s) is null
+"""
+"""A source whose mirror of this name is not complete, or not even created."""
 
 _SESSION_USER = "select session_user::pg_catalog.text"
 

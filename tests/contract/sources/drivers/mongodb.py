@@ -160,6 +160,9 @@ class MongoDriver:
         await collection.update_many({}, {"$set": {name: default}})
         self._types[table][name] = "integer"
 
+    async def drop_table(self, name: str) -> None:
+        await self._client.get_default_database().drop_collection(name)
+
     async def drop_column(self, table: str, name: str) -> None:
         await self._client.get_default_database()[table].update_many({}, {"$unset": {name: ""}})
         del self._types[table][name]

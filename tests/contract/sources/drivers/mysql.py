@@ -212,6 +212,9 @@ class MysqlDriver:
             f"alter table {quoted(table)} add column {quoted(name)} int not null default {default}"
         )
 
+    async def drop_table(self, name: str) -> None:
+        await self.execute(f"drop table {quoted(name)}")
+
     async def drop_column(self, table: str, name: str) -> None:
         await self.execute(f"alter table {quoted(table)} drop column {quoted(name)}")
 

@@ -168,6 +168,9 @@ class PostgresWalDriver:
             f"alter table {_quoted(table)} add column {_quoted(name)} integer default {default}"
         )
 
+    async def drop_table(self, name: str) -> None:
+        await self.execute(f"drop table {_quoted(name)}")
+
     async def drop_column(self, table: str, name: str) -> None:
         await self.execute(f"alter table {_quoted(table)} drop column {_quoted(name)}")
 

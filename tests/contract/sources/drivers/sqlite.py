@@ -173,6 +173,9 @@ class SqliteDriver:
             f"alter table {quoted(table)} add column {quoted(name)} integer default {int(default)}"
         )
 
+    async def drop_table(self, name: str) -> None:
+        await self._run(f"drop table {quoted(name)}")
+
     async def drop_column(self, table: str, name: str) -> None:
         await self._run(f"alter table {quoted(table)} drop column {quoted(name)}")
 

@@ -541,7 +541,6 @@ REFUSED: list[tuple[str, TableSpec, str]] = [
     ("create table t (a primary key)", TableSpec("t"), "has no type"),
     ("create view t as select 1", TableSpec("t"), "is a view"),
     ("create virtual table t using fts5(a)", TableSpec("t"), "virtual table"),
-    ("select 1", TableSpec("t"), "no such table"),
     ("create table t (a int primary key, b)", TableSpec("t", exclude=("a",)), "left out"),
     ("create table t (a int primary key, b)", TableSpec("t", columns=("a", "z")), "column 'z'"),
     ("create table t (a int primary key, b)", TableSpec("t", types={"b": "point"}), "'point'"),
@@ -563,6 +562,15 @@ async def test_tables_that_cannot_be_captured(
     with pytest.raises(SourceRefused, match=reason):
         await source.start()
     assert not db.execute("select 1 from sqlite_master where name like '%headwater%'").fetchall()
+    await source.close()
+
+
+async def test_a_table_that_does_not_exist(db: sqlite3.Connection, path: Path) -> None:
+    """Only the runner knows whether it was mirrored before: the others are described."""
+    source = source_of(path, "orders", TableSpec("t"))
+    (problem,) = await source.check()
+    assert ("no such table" in problem.what, problem.missing) == (True, "t")
+    assert "t" not in [table.name for table in await source.tables()]
     await source.close()
 
 

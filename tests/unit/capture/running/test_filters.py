@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from headwater.capture.mirror.runs import (
 )
 from headwater.capture.mirror.statements import MirrorColumn
 from headwater.capture.mirror.tables import Mirror
-from headwater.capture.running.filters import RowFilter
+from headwater.capture.running.filters import RowFilter, check_predicate
 from headwater.capture.source import UNCHANGED, SourceColumn, SourceTable
 from headwater.errors import SourceRefused
 
@@ -70,3 +71,41 @@ def test_a_predicate_that_does_not_fit_is_refused() -> None:
 def test_a_value_that_cannot_be_read_is_not_guessed() -> None:
     with pytest.raises(SourceRefused, match="cannot be decided"):
         FILTER(Insert([("1", "much", "north", "x")]))
+
+
+ORDERS = SourceTable(
+    "orders",
+    "orders",
+    (
+        SourceColumn("id", "bigint", nullable=False),
+        SourceColumn("total", "numeric(12,2)"),
+        SourceColumn("name", "varchar(80)"),
+        SourceColumn("at", "timestamp(6) with time zone"),
+    ),
+    ("id",),
+)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        [["total", ">", 5], ["name", "=", "x"]],
+        [["at", ">=", "2026-01-01T00:00:00Z"]],
+        [["name", "like", "a%"]],
+    ],
+)
+def test_a_predicate_that_fits_a_described_table(where: Any) -> None:
+    check_predicate(ORDERS, where)
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ([["nope", "=", 1]], "nope"),
+        ([["total", ">", "many"]], "many"),
+        ([["at", ">", "yesterday"]], "yesterday"),
+    ],
+)
+def test_a_predicate_that_does_not_fit_a_described_table(where: Any, reason: str) -> None:
+    with pytest.raises(SourceRefused, match=f"the predicate of table orders is wrong.*{reason}"):
+        check_predicate(ORDERS, where)

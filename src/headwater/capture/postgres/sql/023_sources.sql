@@ -57,7 +57,8 @@ create table headwater.source_tables (
   primary key (source, name)
 );
 
-create unique index on headwater.source_tables (relid);
+-- Checked at the end of a statement: headwater.adopt_sources may give one table the former oid of another.
+alter table headwater.source_tables add unique (relid) deferrable;
 revoke all on headwater.source_tables from public;
 
 -- One row for each transaction of a source that was applied, written by that very transaction: the

@@ -113,13 +113,20 @@ begin
 end $$;
 
 -- The publication whose tables the slot is read for. Before PostgreSQL 18 a slot cannot be read for a
--- publication that is younger than the slot, so it is made in an earlier transaction. Returns whether it
--- was made now.
+-- publication that is younger than the slot, so it is made in an earlier transaction. Where it was dropped
+-- while a slot was read for it, changes are missing: that slot counts as lost. Returns whether it was made
+-- now.
 create function headwater.make_wal_publication() returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  slot text;
 begin
+  if exists (select from pg_publication where pubname = headwater.wal_publication()) then
+    return false;
+  end if;
+  perform headwater.take_turn();
   if exists (select from pg_publication where pubname = headwater.wal_publication()) then
     return false;
   end if;
@@ -127,6 +134,11 @@ begin
     headwater.wal_publication(),
     case when current_setting('server_version_num')::integer >= 180000
          then ', publish_generated_columns = stored' else '' end);
+  slot := (select wal_slot from headwater.installation);
+  if slot is not null then
+    update headwater.installation set wal_slot = format('headwater_%s_0', id); -- there is none of that name
+    perform headwater.drop_wal_slot(slot);
+  end if;
   return true;
 end $$;
 
@@ -139,15 +151,15 @@ as $$
 declare
   name text := (select wal_slot from headwater.installation);
 begin
-  if name is not null and exists (
-       select from pg_replication_slots
-       where slot_name = name and wal_status is distinct from 'lost') then
-    return name;
-  end if;
   if current_setting('server_version_num')::integer < 180000
      and not exists (select from pg_publication where pubname = headwater.wal_publication()) then
     raise exception 'headwater: before PostgreSQL 18, the publication for the WAL is made first, by itself'
       using errcode = 'object_not_in_prerequisite_state', hint = 'select headwater.make_wal_publication();';
+  end if;
+  if name is not null and exists (
+       select from pg_replication_slots
+       where slot_name = name and wal_status is distinct from 'lost') then
+    return name;
   end if;
   name := format('headwater_%s_%s', (select id from headwater.installation),
                  to_hex((extract(epoch from clock_timestamp()) * 1000000)::bigint));
@@ -165,8 +177,8 @@ begin
   return name;
 end $$;
 
--- Has the log fed by this slot. Where it was fed by another one, changes may be missing: every table that
--- is captured from the WAL must be read again.
+-- Has the log fed by this slot, unless another one feeds it. Where that one is lost, changes may be
+-- missing: every table that is captured from the WAL must be read again.
 create function headwater.use_wal_slot(slot text) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -175,8 +187,13 @@ declare
   previous text;
 begin
   select wal_slot into previous from headwater.installation for update;
-  if previous is not distinct from slot then
+  if exists (select from pg_replication_slots
+             where slot_name = previous and wal_status is distinct from 'lost') then
     return;
+  end if;
+  if not exists (select from pg_replication_slots where slot_name = slot) then
+    raise exception 'headwater: slot % was dropped before it was used', slot
+      using errcode = 'object_not_in_prerequisite_state', hint = 'Try again.';
   end if;
   update headwater.installation set wal_slot = slot;
   delete from headwater.wal_capture;
@@ -186,23 +203,42 @@ begin
 end $$;
 
 -- Ends capture from the WAL where no table needs it: from here on readers do not wait. The slot itself is
--- dropped when this is committed, by headwater.drop_wal_slots.
-create function headwater.end_wal_capture() returns boolean
+-- dropped when this is committed, by headwater.drop_wal_slot. Returns its name, or null where capture
+-- does not end.
+create function headwater.end_wal_capture() returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  slot text;
+begin
+  perform headwater.take_turn();
+  if exists (select from headwater.tables where enabled and capture = 'wal') then
+    return null;
+  end if;
+  select wal_slot into slot from headwater.installation for update;
+  if slot is not null then
+    update headwater.installation set wal_slot = null;
+    delete from headwater.wal_capture;
+    execute format('drop publication if exists %I', headwater.wal_publication());
+  end if;
+  return slot;
+end $$;
+
+-- Drops a slot, unless it feeds the log or a process reads it. Returns whether it was dropped.
+create function headwater.drop_wal_slot(slot text) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform headwater.take_turn();
-  if exists (select from headwater.tables where enabled and capture = 'wal') then
+  perform headwater.take_turn(); -- a table may be about to be enabled with it
+  if slot = (select wal_slot from headwater.installation) then
     return false;
   end if;
-  update headwater.installation set wal_slot = null where wal_slot is not null;
-  if not found then
-    return false;
-  end if;
-  delete from headwater.wal_capture;
-  execute format('drop publication if exists %I', headwater.wal_publication());
+  perform pg_drop_replication_slot(slot);
   return true;
+exception when object_in_use or undefined_object then
+  return false;
 end $$;
 
 -- Drops the slots of this installation that feed nothing and that no process reads. One that was made a
@@ -215,6 +251,7 @@ declare
   name text;
   dropped integer := 0;
 begin
+  perform headwater.take_turn();
   for name in
     select s.slot_name
     from pg_replication_slots s, headwater.installation i
@@ -223,15 +260,35 @@ begin
       and to_timestamp(('x' || lpad(split_part(s.slot_name, '_', 3), 16, '0'))::bit(64)::bigint / 1000000)
           <= clock_timestamp() - older_than
   loop
-    begin
-      perform pg_drop_replication_slot(name);
-      dropped := dropped + 1;
-    exception when object_in_use or undefined_object then
-      null;
-    end;
+    dropped := dropped + headwater.drop_wal_slot(name)::integer;
   end loop;
   return dropped;
 end $$;
+
+-- Whether all changes of a relation are sent. Those of a partition are sent with its table, unless the
+-- publication says something of the partition itself.
+create function headwater.is_published(relation oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(
+    (select p.pubinsert and p.pubupdate and p.pubdelete and p.pubtruncate and not p.pubviaroot
+            -- PostgreSQL 14 has no such columns
+            and to_jsonb(r) ->> 'prqual' is null and to_jsonb(r) ->> 'prattrs' is null
+     from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
+     where p.pubname = headwater.wal_publication() and r.prrelid = relation),
+    (select c.relispartition from pg_class c where c.oid = relation))
+$$;
+
+-- Whether changes of a table that is captured from the WAL are not in the WAL, or are not sent.
+create function headwater.misses_changes(root oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select exists (
+    select from headwater.members_of(root) m join pg_class c on c.oid = m
+    where c.relpersistence <> 'p' or not headwater.is_published(m))
+$$;
 
 -- Has the WAL say all of a relation's changes: whole rows, also those before an update or a delete.
 create function headwater.add_wal_member(member oid, root oid) returns void
@@ -253,14 +310,31 @@ begin
     execute format('alter table only %s replica identity full', member::regclass);
   end if;
   perform headwater.make_wal_publication();
-  if not c.relispartition and not exists (
-       select from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
-       where p.pubname = publication and r.prrelid = member) then
-    execute format('alter publication %I add table only %s', publication, member::regclass);
+  if not headwater.is_published(member) then
+    perform headwater.unpublish(member);
+    execute format(
+      'alter publication %I set (publish = ''insert, update, delete, truncate'', publish_via_partition_root = false)',
+      publication);
+    if not c.relispartition then
+      execute format('alter publication %I add table only %s', publication, member::regclass);
+    end if;
   end if;
   insert into headwater.captures (member, root, fingerprint) values (member, root, 0)
   on conflict on constraint captures_pkey do update set root = excluded.root, fingerprint = 0;
   perform headwater.remember(headwater.observe(member, root));
+end $$;
+
+create function headwater.unpublish(relation oid) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  publication text := headwater.wal_publication();
+begin
+  if exists (select from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
+             where p.pubname = publication and r.prrelid = relation) then
+    execute format('alter publication %I drop table only %s', publication, relation::regclass);
+  end if;
 end $$;
 
 create function headwater.remove_wal_member(relation oid) returns void
@@ -268,13 +342,9 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  publication text := headwater.wal_publication();
   former text := (select m.identity from headwater.wal_members m where m.member = relation);
 begin
-  if exists (select from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
-             where p.pubname = publication and r.prrelid = relation) then
-    execute format('alter publication %I drop table only %s', publication, relation::regclass);
-  end if;
+  perform headwater.unpublish(relation);
   if former <> 'f' and exists (select from pg_class where oid = relation and relkind = 'r' and relreplident = 'f') then
     execute format('alter table only %s replica identity %s', relation::regclass, case
       when former = 'n' then 'nothing'
@@ -291,7 +361,8 @@ create function headwater.is_in_step_with_wal(root oid) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-  select not exists (
+  select not headwater.misses_changes(root)
+     and not exists (
            select from headwater.members_of(root) m
            join pg_class p on p.oid = m
            left join headwater.wal_members w on w.member = m and w.root = is_in_step_with_wal.root
@@ -309,18 +380,35 @@ as $$
            where t.relid = is_in_step_with_wal.root and t.schema_name = n.nspname and t.table_name = c.relname)
 $$;
 
--- The same as headwater.sync_table for a table that is captured from the WAL.
+-- The same as headwater.sync_table for a table that is captured from the WAL. Where a relation of it is
+-- unlogged now, it is captured by triggers from here on.
 create function headwater.sync_with_wal(root oid) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   relation record;
-  is_due boolean := false;
+  unlogged text;
+  is_due boolean;
 begin
   perform from headwater.captures c where c.member = sync_with_wal.root for update;
   if headwater.is_in_step_with_wal(root) then
     return false;
+  end if;
+  select string_agg(m::regclass::text, ', ') into unlogged
+  from headwater.members_of(root) m join pg_class c on c.oid = m where c.relpersistence <> 'p';
+  if unlogged is not null then
+    perform headwater.enable_table(root, 'trigger');
+    raise warning 'headwater: % is unlogged, so its changes are not in the WAL: % is captured by triggers now',
+      unlogged, headwater.label(root)
+      using hint = format('alter table %s set logged; then: headwater enable %s --capture wal',
+                          unlogged, headwater.label(root));
+    return true;
+  end if;
+  is_due := headwater.misses_changes(root);
+  if is_due then
+    -- A transaction that is writing now would be sent in part.
+    execute format('lock table %s in share row exclusive mode', root::regclass);
   end if;
   for relation in
     select m.oid, w.member is null as is_new, c as known, headwater.observe(m.oid, sync_with_wal.root) as seen,
@@ -397,7 +485,10 @@ $$;
 create function headwater.is_watched(root oid) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
-as $$ select headwater.is_wal_captured(root) or headwater.is_watched_by_triggers(root) $$;
+as $$
+  select case when headwater.is_wal_captured(root)
+    then not headwater.misses_changes(root) else headwater.is_watched_by_triggers(root) end
+$$;
 
 -- Ends the capture of a table, whichever way it was captured.
 create function headwater.remove_captures(table_oid oid) returns void
@@ -411,13 +502,13 @@ end $$;
 
 -- Captures a table by triggers or from the WAL, or changes from one to the other. No writer is at work on
 -- the table then, so the log has each change once: those from before by the one way, later ones by the
--- other. A slot that was made for nothing is dropped by maintenance.
-create function headwater.enable_table(root oid, capture text) returns text
+-- other. `slot` is one that headwater.make_wal_slot has returned; without it, one is made here, which stays
+-- until maintenance drops it if this transaction is rolled back.
+create function headwater.enable_table(root oid, capture text, slot text default null) returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  slot text;
   present text;
 begin
   if capture is null or capture not in ('trigger', 'wal') then
@@ -426,9 +517,14 @@ begin
   end if;
   if capture = 'wal' then
     perform headwater.check_wal(root);
-    slot := headwater.make_wal_slot(); -- before anything is written
+    slot := coalesce(slot, headwater.make_wal_slot()); -- before anything is written
   end if;
   perform headwater.take_turn();
+  if capture = 'wal' then
+    perform headwater.make_wal_publication();
+    perform headwater.use_wal_slot(slot);
+    perform headwater.drop_wal_slot(slot); -- where another one is in use
+  end if;
   present := (select t.capture from headwater.tables t where t.relid = root and t.enabled);
   if present is not distinct from capture then
     return headwater.enable_table(root);
@@ -439,7 +535,6 @@ begin
     update headwater.tables t set enabled = false, capture = 'trigger' where t.relid = root;
     return headwater.enable_table(root);
   end if;
-  perform headwater.use_wal_slot(slot);
   perform headwater.add_wal_member(m, root) from headwater.members_of(root) m;
   insert into headwater.tables (relid, schema_name, table_name, enabled, capture)
   select root, n.nspname, c.relname, true, 'wal'
@@ -451,10 +546,10 @@ begin
   return headwater.label(root);
 end $$;
 
-create function headwater.enable_reactivity(name text, capture text) returns text
+create function headwater.enable_reactivity(name text, capture text, slot text default null) returns text
 language sql volatile
 as $$
-  select headwater.enable_table(headwater.check_capturable(headwater.find_table(name), name), capture)
+  select headwater.enable_table(headwater.check_capturable(headwater.find_table(name), name), capture, slot)
 $$;
 
 create or replace function headwater.disable_table(root oid) returns text
@@ -495,6 +590,7 @@ begin
     execute format('drop function if exists headwater.capture_%1$s_%2$s(), headwater.mark_%1$s_%2$s() cascade',
                    relation, name);
   end loop;
+  execute format('drop sequence if exists headwater.mark_%s', relation);
   delete from headwater.captures c where c.member = relation;
   delete from headwater.wal_members w where w.member = relation;
 end $$;
@@ -639,9 +735,11 @@ revoke all on function
   headwater.make_wal_slot(),
   headwater.make_wal_publication(),
   headwater.use_wal_slot(text), headwater.end_wal_capture(), headwater.drop_wal_slots(interval),
+  headwater.drop_wal_slot(text), headwater.is_published(oid), headwater.misses_changes(oid), headwater.unpublish(oid),
   headwater.add_wal_member(oid, oid), headwater.remove_wal_member(oid), headwater.is_in_step_with_wal(oid),
   headwater.sync_with_wal(oid), headwater.is_in_step(oid), headwater.sync_table(oid), headwater.is_watched(oid),
-  headwater.remove_captures(oid), headwater.enable_table(oid, text), headwater.enable_reactivity(text, text),
+  headwater.remove_captures(oid), headwater.enable_table(oid, text, text),
+  headwater.enable_reactivity(text, text, text),
   headwater.adopt(), headwater.wal_relation(oid, jsonb), headwater.wal_kind(oid),
   headwater.wal_root(oid)
 from public;

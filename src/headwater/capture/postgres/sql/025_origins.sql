@@ -45,6 +45,20 @@ begin
   end loop;
 end $do$;
 
+-- Roles that enable tables look up here whether a table is captured from the WAL.
+do $do$
+declare
+  capturer text;
+begin
+  for capturer in
+    select case a.grantee when 0 then 'public' else a.grantee::regrole::text end
+    from pg_class c, aclexplode(c.relacl) a
+    where c.oid = 'headwater.log'::regclass and a.privilege_type = 'INSERT' and a.grantee <> c.relowner
+  loop
+    execute format('grant select, insert, update, delete on headwater.wal_members to %s', capturer);
+  end loop;
+end $do$;
+
 -- URLs may have passwords: with row-level security and no policy, a `grant select on all tables` does not
 -- open this table to readers of the log.
 alter table headwater.source_definitions enable row level security;

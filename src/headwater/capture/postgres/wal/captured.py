@@ -83,13 +83,14 @@ class CapturedTables:
         return found
 
     async def load(self, connection: Connection) -> None:
-        """Describe every table, or raise SourceRefused for one that cannot be mirrored."""
+        """Describe every table that exists, or raise SourceRefused for one that cannot be
+        mirrored."""
         found = await self.find(connection)
-        for spec, catalog in found:
+        there = [(spec, catalog) for spec, catalog in found if catalog is not None]
+        for spec, catalog in there:
             for problem in table_problems(spec, catalog, self.types, self.version):
                 if not problem.warning:
                     raise SourceRefused(problem.what, hint=problem.fix)
-        there = [(spec, catalog) for spec, catalog in found if catalog is not None]
         self.catalog = {spec.name: catalog for spec, catalog in there}
         self._compared = dict(self.catalog)
         self._without_version = set(self.catalog)

@@ -5,8 +5,8 @@ place that was reached is saved in the same transaction, so after a crash nothin
 the slot is confirmed after the commit, which readers wait for (`headwater.log.complete`). One
 process at a time does this: it holds an advisory lock over the connection that appends.
 
-Where the slot was lost, a new one is made, and every table that is captured from the WAL is read
-again. Where no table is captured from the WAL any more, the slot and the publication are dropped.
+Where the slot or the publication was lost, a new one is made, and every table that is captured from
+the WAL is read again. Where no table is captured from the WAL any more, both are dropped.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from typing import Any
 import psycopg
 
 from headwater.capture.postgres.wal.append.appender import LogAppender
+from headwater.capture.postgres.wal.append.upkeep import (
+    check_slot,
+    drop_slot,
+    sync_tables,
+)
 from headwater.capture.postgres.wal.connecting import SETTINGS
 from headwater.capture.postgres.wal.pgoutput import parse_lsn
 from headwater.capture.postgres.wal.replication import (
@@ -112,7 +117,7 @@ class WalCapture:
         )
         logger.info("WAL capture: reading slot %s from %s", slot, lsn)
         try:
-            run = _Run(connection, stream, LogAppender(connection, slot, int(nearby)))
+            run = _Run(connection, stream, LogAppender(connection, slot, int(nearby)), slot)
             await run.until(self._stopping)
         finally:
             await stream.close()
@@ -124,9 +129,10 @@ class _Run:
     """Appends what one stream brings."""
 
     def __init__(
-        self, connection: Connection, stream: ReplicationStream, appender: LogAppender
+        self, connection: Connection, stream: ReplicationStream, appender: LogAppender, slot: str
     ) -> None:
         self._connection = connection
+        self._slot = slot
         self._stream = stream
         self._appender = appender
         self._idle_lsn = 0
@@ -168,12 +174,14 @@ class _Run:
     async def _is_over(self) -> bool:
         """Whether no table is captured any more. Looked up once in a while: while the server has
         nothing to send, it still answers once a second."""
-        if time.monotonic() < self._looked + LOOK_SECONDS:
+        if time.monotonic() < self._looked + LOOK_SECONDS or self._appender.has_work:
             return False
         self._looked = time.monotonic()
         if self._ends_at is None:
             found = await _one(self._connection, _HAS_TABLES)
             if found[0]:
+                await check_slot(self._connection, self._slot)
+                await sync_tables(self._connection)
                 return False
             self._ends_at = int(found[1])
         return self._stream.confirmed >= self._ends_at
@@ -191,10 +199,10 @@ async def is_free(connection: Connection) -> bool:
 
 async def end(connection: Connection) -> bool:
     """Drop the slot and the publication if no table is captured from the WAL any more."""
-    ended = bool((await _one(connection, "select headwater.end_wal_capture()"))[0])
-    if ended:
-        await connection.execute("select headwater.drop_wal_slots(interval '0')")
-    return ended
+    (slot,) = await _one(connection, "select headwater.end_wal_capture()")
+    if slot is not None:
+        await drop_slot(connection, slot)
+    return slot is not None
 
 
 @asynccontextmanager
@@ -220,6 +228,8 @@ async def _begin(connection: Connection) -> tuple[Any, ...]:
     await connection.execute("select headwater.make_wal_publication()")
     (slot,) = await _one(connection, "select headwater.make_wal_slot()")
     await connection.execute("select headwater.use_wal_slot(%s)", (slot,))
+    await connection.execute("select headwater.drop_wal_slot(%s)", (slot,))  # if not in use
+    await sync_tables(connection)
     return await _one(connection, _BEGIN)
 
 

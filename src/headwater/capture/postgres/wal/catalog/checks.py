@@ -169,6 +169,7 @@ def table_problems(
         yield Problem(
             f"there is no table {spec.name}",
             "Write its name as the source has it, with the schema unless that is public.",
+            missing=spec.name,
         )
         return
     if wrong := _KINDS.get(table.kind):
