@@ -50,12 +50,15 @@ class SourceColumn(msgspec.Struct, frozen=True):
 
 class SourceTable(msgspec.Struct, frozen=True):
     """A table as the source has it now, without the columns that its definition leaves out. `name`
-    is the name in the definition; `target` is the name of its mirror, without the schema."""
+    is the name in the definition; `target` is the name of its mirror, without the schema. `version`
+    changes whenever rows may have changed without changes (a column that was dropped and added
+    again); it is empty where a source has none, and in a `SchemaChange` that leaves it as it is."""
 
     name: str
     target: str
     columns: tuple[SourceColumn, ...]
     key: tuple[str, ...]
+    version: str = ""
 
     def key_places(self) -> tuple[int, ...]:
         """Where the values of the key are in a row."""
@@ -115,7 +118,16 @@ class TableDropped(msgspec.Struct, frozen=True):
     table: str
 
 
-Item: TypeAlias = TransactionPart | Progress | SchemaChange | TableDropped
+class TableVersions(msgspec.Struct, frozen=True):
+    """The versions of tables, by their names. All changes after this item are of these versions,
+    and a chunk that is read from here on has them. The runner copies a table again whose mirror
+    has another version. Sent between transactions, once after `changes` begins: the tables may have
+    been altered while no runner read them."""
+
+    versions: dict[str, str]
+
+
+Item: TypeAlias = TransactionPart | Progress | SchemaChange | TableDropped | TableVersions
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from headwater.errors import HeadwaterError
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part, call_each
 from headwater.hub.reading.snapshot_queries import allow_any_plan
+from headwater.log.complete import StillBehind
 from headwater.log.reading.progress import flush as flush_wal
 from headwater.log.reading.reader import LogBatch, LogReader
 from headwater.log.reconnect import is_lost
@@ -63,6 +64,11 @@ class Flusher:
         await self._connection.execute("begin isolation level repeatable read, read only")
         try:
             return await self._flush(since)
+        except StillBehind:
+            # Capture appends a large transaction. A snapshot that is held has the server keep rows.
+            await self._connection.execute("rollback")
+            self._state.wake()
+            return True
         except Exception as error:
             if not _is_foreseen(error):
                 self._state.faulted_at = since

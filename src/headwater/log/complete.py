@@ -23,14 +23,27 @@ from headwater.database import Connection
 from headwater.errors import DatabaseError
 from headwater.limits import WAL_CAPTURE_SECONDS
 
-SLOT = "coalesce((select wal_slot from headwater.installation), '')"
-"""The slot that feeds the log; empty where no table is captured from the WAL."""
+SLOT = (
+    "coalesce((select pg_catalog.to_jsonb(i) operator(pg_catalog.->>) 'wal_slot'"
+    " from headwater.installation i), '')"
+)
+"""The slot that feeds the log; empty where no table is captured from the WAL, also where the schema
+is of a release that could not do that."""
+
+IS_MIXED = "(select is_called from headwater.wal_batches)"
+"""Whether the log may have rows from the WAL, also if no table is captured from there now. Rows of
+one transaction may be appended after rows that later ones wrote by triggers, so transactions are
+ordered by the times of their commits then."""
 
 WRITTEN = "pg_catalog.pg_current_wal_insert_lsn() operator(pg_catalog.-) '0/0'"
 """The end of the WAL, as a number of bytes. Everything in the statement's snapshot lies before."""
 
 _FIRST_PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
+
+
+class StillBehind(DatabaseError):
+    """Capture works, but the wait was for a caller that must not hold its snapshot for so long."""
 
 
 class _Question(NamedTuple):
@@ -43,10 +56,15 @@ class _Question(NamedTuple):
 _Step: TypeAlias = _Question | float
 
 
-async def wait(connection: Connection, slot: str, upto: int) -> None:
+async def wait(
+    connection: Connection, slot: str, upto: int, *, holds_snapshot: bool = False
+) -> None:
     """Return when the log has everything up to this place in the WAL. The connection must not be in
-    a transaction. DatabaseError, with the reason, if capture makes no progress."""
-    steps = _wait(slot, int(upto), connection.info.server_version, time.monotonic)
+    a transaction. DatabaseError, with the reason, if capture makes no progress. `holds_snapshot`
+    says that the caller is in a transaction meanwhile, over another connection: it gets
+    `StillBehind` after a while, and takes a new snapshot."""
+    version = connection.info.server_version
+    steps = _wait(slot, int(upto), version, time.monotonic, holds_snapshot=holds_snapshot)
     answer: tuple[Any, ...] | None = None
     try:
         while True:
@@ -83,9 +101,15 @@ def wait_blocking(
 
 
 def _wait(
-    slot: str, upto: int, server_version: int, clock: Callable[[], float]
+    slot: str,
+    upto: int,
+    server_version: int,
+    clock: Callable[[], float],
+    *,
+    holds_snapshot: bool = False,
 ) -> Generator[_Step, tuple[Any, ...] | None, None]:
-    pause, reached, until = _FIRST_PAUSE, -1, clock() + WAL_CAPTURE_SECONDS
+    pause, until = _FIRST_PAUSE, clock() + WAL_CAPTURE_SECONDS
+    reached: tuple[int, ...] = ()
     was_flushed = False
     while True:
         answer = yield _Question(_CONFIRMED, {"slot": slot})
@@ -99,13 +123,15 @@ def _wait(
             return
         if flushed < upto and pause > _FIRST_PAUSE and not was_flushed:
             # Commits that did not wait for the disk: the server sends only what is on disk.
-            yield _Question(_FLUSH if server_version >= 170_000 else _FLUSH_16, {})
+            yield _Question(_FLUSH_17 if server_version >= 170_000 else FLUSH, {})
             was_flushed = True
         if clock() > until:
-            (sent,) = (yield _Question(_SENT, {"slot": slot})) or (None,)
-            progress = max(confirmed, sent or 0)
-            if sent is None or progress <= reached:
+            sent = yield _Question(_SENT, {"slot": slot})
+            progress = (confirmed, *map(int, sent or ()))
+            if sent is None or progress == reached:
                 raise _stuck(slot, upto - confirmed, is_running=sent is not None)
+            if reached and holds_snapshot:
+                raise StillBehind(f"WAL capture is {upto - confirmed} bytes behind")
             reached, until = progress, clock() + WAL_CAPTURE_SECONDS
         yield pause
         pause = min(pause * 1.5, _LONGEST_PAUSE)
@@ -125,17 +151,20 @@ _CONFIRMED = """
     from pg_catalog.pg_replication_slots where slot_name operator(pg_catalog.=) %(slot)s
 """
 
+# While the server sends one large transaction, only the number of batches changes.
 _SENT = """
-    select coalesce(r.sent_lsn operator(pg_catalog.-) '0/0', 0)
+    select coalesce(r.sent_lsn operator(pg_catalog.-) '0/0', 0),
+           (select last_value from headwater.wal_batches)
     from pg_catalog.pg_replication_slots s
     left join pg_catalog.pg_stat_replication r on r.pid operator(pg_catalog.=) s.active_pid
     where s.slot_name operator(pg_catalog.=) %(slot)s and s.active
 """
 
-_FLUSH = "select pg_catalog.pg_logical_emit_message(false, 'headwater', '', true)"
+_FLUSH_17 = "select pg_catalog.pg_logical_emit_message(false, 'headwater', '', true)"
 
-# A commit that waits for its WAL to be on disk waits for all WAL before it.
-_FLUSH_16 = """
+FLUSH = """
     select pg_catalog.pg_logical_emit_message(true, 'headwater', ''),
            pg_catalog.set_config('synchronous_commit', 'local', true)
 """
+"""Has the server write its WAL to disk: a commit that waits for its own WAL waits for all WAL
+before it."""

@@ -6,18 +6,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from headwater.capture.mirror import registry
 from headwater.capture.postgres import doctor, schema, triggers
+from headwater.capture.running import runner as source_runner
+from headwater.capture.running.runner import LEASE_CLASS, _take_lease
+from headwater.capture.source import SourceDefinition
 from headwater.database import Connection, connect
 from headwater.errors import CaptureError, DatabaseError
 from headwater.gateway.auth import tickets
 from headwater.log import maintenance
 from headwater.log.reading.follow import follow
-from tests.support.log_probe import enable, rows, run
+from tests.support.log_probe import enable, probing, rows, run
+from tests.support.running_sources import ScriptedDatabase, running
+from tests.support.wal_capture import capturing, enable_wal
 
 LOCK = "select pg_advisory_lock(1752654962, {})"
+
+SHOP = SourceDefinition("shop", "postgresql://nowhere/shop", into="shop")
 
 
 @pytest.fixture
@@ -78,6 +87,69 @@ async def test_maintenance_continues_while_another_role_holds_the_lock_of_one_st
         await maintenance.once(connection)
     assert "sync_tables is skipped" in caplog.text
     assert await rows(connection, "select count(*) from headwater.published") == [(0,)]
+
+
+async def test_the_wal_is_captured_while_another_role_holds_locks(
+    connection: Connection, stranger: Connection, url: str
+) -> None:
+    """Also the one that capture once took."""
+    await run(connection, "create table t (id int primary key)")
+    for number in (1, 3, 5, 6):
+        await run(stranger, LOCK.format(number))
+    await enable_wal(connection, "t")
+    await run(stranger, LOCK.format(4))
+    async with capturing(url), probing(url) as probe:
+        await run(connection, "insert into t values (1)")
+        assert await probe.story() == [("insert", 1)]
+
+
+async def test_a_source_runs_while_another_role_holds_its_lease(
+    connection: Connection, stranger: Connection, url: str
+) -> None:
+    await run(stranger, f"select pg_advisory_lock({LEASE_CLASS}, hashtext('shop'))")
+    await registry.declare(connection, SHOP, "command")
+    with running(url, ScriptedDatabase()):
+        async with asyncio.timeout(20):
+            while True:
+                found = await registry.sources(connection)
+                if found and found[0].state == "running":
+                    break
+                await asyncio.sleep(0.05)
+    assert f"process {stranger.info.backend_pid} of role stranger" in str(found[0].warning)
+    assert f"pg_terminate_backend({stranger.info.backend_pid})" in str(found[0].warning)
+
+
+async def test_a_source_waits_over_one_connection_while_headwater_holds_its_lease(
+    connection: Connection, other: Connection, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_runner, "_LEASE_LOOK_SECONDS", 0.02)
+    opened = CountingConnect()
+    monkeypatch.setattr(source_runner, "connect", opened)
+    looks = CountingLooks()
+    monkeypatch.setattr(source_runner, "_take_lease", looks)
+    await run(other, f"select pg_advisory_lock({LEASE_CLASS}, hashtext('shop'))")
+    await registry.declare(connection, SHOP, "command")
+    with running(url, ScriptedDatabase()):
+        async with asyncio.timeout(20):
+            while looks.count < 5:  # noqa: ASYNC110 - a thread makes it true
+                await asyncio.sleep(0.02)
+    assert opened.count == 1
+
+
+class CountingConnect:
+    count = 0
+
+    async def __call__(self, url: str, **options: Any) -> Connection:
+        self.count += 1
+        return await connect(url, **options)
+
+
+class CountingLooks:
+    count = 0
+
+    async def __call__(self, connection: Connection, name: str) -> Any:
+        self.count += 1
+        return await _take_lease(connection, name)
 
 
 async def test_tickets_do_not_wait_for_another_role(

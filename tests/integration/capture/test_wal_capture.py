@@ -17,13 +17,13 @@ from headwater import Headwater, limits
 from headwater.admin.status import wal_capture_status
 from headwater.capture.postgres import doctor, schema, triggers
 from headwater.capture.postgres.wal import replication
-from headwater.capture.postgres.wal.append import WalCapture
-from headwater.capture.postgres.wal.append import runner as append_runner
+from headwater.capture.postgres.wal.append import WalCapture, runner
 from headwater.capture.postgres.wal.append.process import WalCaptureProcess
 from headwater.database import Connection, connect
 from headwater.errors import ConfigError, DatabaseError, HeadwaterError, SourceUnavailable
 from headwater.hub.hub import Hub
-from headwater.log import maintenance
+from headwater.log import complete, maintenance
+from headwater.model import Position
 from tests.support.log_probe import LogProbe, enable, probing, rows, run
 from tests.support.subscribers import Recorder, live
 from tests.support.wal_capture import capturing, enable_wal, ends
@@ -108,6 +108,34 @@ async def test_changing_the_way_of_capture_is_a_reset_and_loses_nothing(
         assert await probe.story() == []
 
 
+async def test_transactions_stay_in_order_when_read_after_capture_from_the_wal_has_ended(
+    url: str, connection: Connection
+) -> None:
+    """The changes of before were appended after those that triggers wrote."""
+    await run(connection, ORDERS, "insert into orders values (1, 0)")
+    await enable_wal(connection, "orders")
+    async with capturing(url), probing(url) as probe:
+        since = probe.position
+    await run(connection, "update orders set n = 1")
+    # As `triggers.enable`, but a runner that comes later appends what is in the WAL.
+    await run(connection, "select headwater.enable_reactivity('orders', 'trigger')")
+    await run(connection, "update orders set n = 2")
+    async with capturing(url):
+        assert await ends(connection)
+    async with probing(url) as probe:
+        probe.position = since
+        found = [change.after["n"] if change.after else None for change in await probe.changes()]
+        assert found == [1, None, 2]
+        assert [each async for each in _values_of(probe, since)] == found
+
+
+async def _values_of(probe: LogProbe, since: Position) -> AsyncIterator[int | None]:
+    """The same page by page."""
+    async for transaction in probe.reader.catch_up(probe.connection, since, probe.position):
+        for change in transaction.changes:
+            yield change.after["n"] if change.after else None
+
+
 async def test_disabling_the_last_table_leaves_nothing_behind(
     url: str, connection: Connection
 ) -> None:
@@ -125,6 +153,18 @@ async def test_disabling_the_last_table_leaves_nothing_behind(
     identities = "select relname, relreplident from pg_class where relname in ('orders', 'lines')"
     assert dict(await rows(connection, identities)) == {"orders": "d", "lines": "n"}
     assert (await triggers.list_tables(connection))[0].capture == "trigger"
+
+
+async def test_a_slot_that_is_in_use_a_moment_longer_is_dropped(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders"):
+        await _running(connection)
+        await run(connection, "update headwater.tables set enabled = false")
+        ending = asyncio.create_task(runner.end(connection))
+    await ending
+    assert await rows(connection, "select from pg_replication_slots") == []
 
 
 async def test_disabling_without_a_runner_drops_the_slot(url: str, connection: Connection) -> None:
@@ -263,6 +303,41 @@ async def test_a_large_transaction_is_appended_whole(
         assert [change.key for change in transaction.changes] == [(i,) for i in range(1, 5001)]
 
 
+async def test_a_large_transaction_shows_progress_before_its_end(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WAL_APPEND_CHANGES", 100)
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders") as probe:
+        batches = "select last_value from headwater.wal_batches"
+        ((before,),) = await rows(connection, batches)
+        await run(connection, "insert into orders select i, i from generate_series(1, 5000) i")
+        await probe.transactions()
+        ((after,),) = await rows(connection, batches)
+        assert after - before > 5
+        await run(connection, "insert into orders values (0)")
+        await probe.transactions()
+        assert await rows(connection, batches) == [(after,)], "a small one pays nothing"
+
+
+async def test_an_append_fails_where_another_process_has_appended(
+    url: str, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that lost its connection to the slot, and does not know yet."""
+    await run(connection, ORDERS)
+    async with captured(url, connection, "orders") as probe:
+        await run(connection, "insert into orders values (1)")
+        assert await probe.story() == [("insert", 1)]
+        await run(
+            connection,
+            "update headwater.wal_capture set lsn = pg_current_wal_insert_lsn()",
+            "insert into orders values (2)",
+        )
+        # It stops, and begins again at the place that was saved.
+        assert await probe.story() == [("insert", 2)]
+    assert "or another process reads it" in caplog.text
+
+
 async def test_a_value_that_the_log_does_not_accept_is_a_reset(
     url: str, connection: Connection
 ) -> None:
@@ -336,7 +411,7 @@ async def test_a_slot_that_the_server_cannot_read_is_replaced(
             monkeypatch.setattr(stream, "receive", _too_large)
         return stream
 
-    monkeypatch.setattr(append_runner, "open_stream", open_stream)
+    monkeypatch.setattr(runner, "open_stream", open_stream)
     async with probing_at(url, probe) as probe, capturing(url):
         await run(connection, "insert into orders values (1)")
         async with asyncio.timeout(30):
@@ -517,6 +592,59 @@ async def test_a_role_without_the_right_to_replicate_is_refused_with_the_way_out
         await run(connection, "reset role", f"drop owned by {role}", f"drop role {role}")
 
 
+async def test_a_role_that_only_inherits_from_the_owner_does_not_capture(
+    url: str, connection: Connection
+) -> None:
+    """The right to replicate is not inherited."""
+    await run(connection, ORDERS)
+    ((role,),) = await rows(connection, "select 'member_' || md5(random()::text)")
+    await run(
+        connection, f"create role {role}_owner", f"create role {role} login in role {role}_owner"
+    )
+    await enable_wal(connection, "orders")
+    await run(connection, f"alter schema headwater owner to {role}_owner")
+    for rights in ("select on all tables", "execute on all functions"):
+        await run(connection, f"grant {rights} in schema headwater to {role}_owner")
+    member = await connect(url.replace("postgres@", f"{role}@"), purpose="test")
+    try:
+        assert await runner.is_free(connection)
+        assert not await runner.is_free(member)
+        (found,) = [f for f in await doctor.examine(member) if f.topic == "WAL capture"]
+        assert found.hint == f"As a superuser: alter role {role} replication"
+        await run(connection, f"alter role {role} replication")
+        assert await runner.is_free(member)
+    finally:
+        await member.close()
+        await run(connection, "alter schema headwater owner to postgres")
+        for each in (role, f"{role}_owner"):
+            await run(connection, f"drop owned by {each}", f"drop role {each}")
+
+
+async def test_a_table_that_is_enabled_again_is_captured_by_the_same_run(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(connection, ORDERS)
+    await enable_wal(connection, "orders")
+    ((slot,),) = await rows(connection, "select wal_slot from headwater.installation")
+    over = _NotOver()
+    run_ = runner._Run(connection, over, over, slot)  # type: ignore[arg-type]
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
+    await run(connection, "update headwater.tables set enabled = false")
+    assert not await run_._is_over()
+    await run(connection, "update headwater.tables set enabled = true")
+    over.confirmed = 1 << 62
+    assert not await run_._is_over()
+    await run(connection, "update headwater.tables set enabled = false")
+    assert await run_._is_over()
+
+
+class _NotOver:
+    """A stream and an appender that have nothing to do."""
+
+    confirmed = 0
+    has_work = False
+
+
 async def test_a_table_of_a_superuser_is_prepared_by_its_owner(connection: Connection) -> None:
     await run(connection, ORDERS)
     ((role,),) = await rows(connection, "select 'plain_' || md5(random()::text)")
@@ -545,13 +673,14 @@ async def test_a_table_of_a_superuser_is_prepared_by_its_owner(connection: Conne
 async def test_a_hub_is_not_ready_without_capture_and_continues_with_it(
     url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.log.complete.WAL_CAPTURE_SECONDS", 0.3)
+    monkeypatch.setattr("headwater.log.complete.WAL_CAPTURE_SECONDS", 1.0)
     await run(connection, ORDERS)
     await enable_wal(connection, "orders")
     recorder = Recorder()
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(AsyncExitStack())
         await running.enter_async_context(capturing(url))
+        await _running(connection)
         hub = await stack.enter_async_context(Hub(url))
         await hub.live(live("orders", order=["id"], limit=5), recorder)
         await run(connection, "insert into orders values (1)")
@@ -562,6 +691,29 @@ async def test_a_hub_is_not_ready_without_capture_and_continues_with_it(
         assert [row["id"] for row in recorder.rows] == [1]
         await stack.enter_async_context(capturing(url))
         await _until(lambda: [row["id"] for row in recorder.rows] == [1, 2])
+        await _until(lambda: hub.ready)
+
+
+async def test_a_hub_takes_a_new_snapshot_while_a_large_transaction_is_appended(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(connection, ORDERS)
+    await enable_wal(connection, "orders")
+    recorder, behind = Recorder(), [3]
+    original = complete.wait
+
+    async def wait(*arguments: Any, holds_snapshot: bool) -> None:
+        if holds_snapshot and behind[0]:
+            behind[0] -= 1
+            raise complete.StillBehind("a large transaction")
+        await original(*arguments, holds_snapshot=holds_snapshot)
+
+    async with capturing(url), Hub(url) as hub:
+        await hub.live(live("orders", order=["id"], limit=5), recorder)
+        monkeypatch.setattr(complete, "wait", wait)
+        await run(connection, "insert into orders values (1)")
+        await _until(lambda: [row["id"] for row in recorder.rows] == [1])
+        assert behind == [0]
         assert hub.ready
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from headwater.capture.postgres import triggers
 from headwater.database import Connection, connect
 from headwater.errors import ResyncRequired
 from headwater.log.reading import reader as reader_module
@@ -13,6 +14,7 @@ from headwater.log.reading import transactions
 from headwater.log.reading.reader import LogReader
 from headwater.model import Position, Transaction
 from tests.support.log_probe import LogProbe, enable, probing, rows, run
+from tests.support.wal_capture import enable_wal
 
 
 @pytest.fixture
@@ -282,3 +284,37 @@ async def test_the_retention_changes_under_a_reader(orders: Connection, probe: L
         await run(orders, f"select headwater.set_retention('{period}')")
         await run(orders, f"insert into orders values ({i + 100}, 0)")
         assert await probe.story() == [("insert", i), ("insert", i + 100)]
+
+
+async def test_an_append_that_began_in_another_slot_is_not_missed(
+    url: str,
+    connection: Connection,
+    other: Connection,
+    third: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Capture from the WAL writes the rows of a transaction later, in one of its own: that may run
+    for longer than a slot of the log lasts."""
+    await run(connection, "create table orders (id int primary key, amount int)")
+    await enable_wal(connection, "orders")
+    ((shape,),) = await rows(connection, "select max(id) from headwater.shapes")
+
+    async def wait(*_: object, **__: object) -> None:
+        await run(other, "commit")
+
+    monkeypatch.setattr("headwater.log.complete.wait", wait)
+    reader = await LogReader.open(third)
+    since = await reader.now(third)
+    await run(other, "begin; select pg_current_xact_id()")
+    await run(connection, "create table later (id int primary key)")
+    await reader._slots.holding(third, since)
+    ((xid,),) = await rows(connection, "select pg_current_xact_id()::text::bigint")
+    await run(
+        other,
+        "insert into headwater.log (xid, shape, slot, op, after) select"
+        f" '{xid}'::xid8, {shape}, (headwater.slot_at(clock_timestamp()) + 16) % 32, 'I',"
+        """ '{"id":7,"amount":1}'""",
+    )
+    batch = await reader.read(third, since)
+    assert [change.key for each in batch.transactions for change in each.changes] == [(7,)]
+    await triggers.disable(connection, "orders")

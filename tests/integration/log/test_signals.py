@@ -171,8 +171,8 @@ async def test_roles(connection: Connection, signals: Signals) -> None:
             " and has_table_privilege('signaller', oid, 'select, insert, update, delete')",
         )
         # Beside it what every partition and every reader of the log needs
-        # (tests/integration/capture/test_privileges.py).
-        needed = {"capture_row", "note_move", "pass_row", "trimmed"}
+        # (tests/integration/capture/test_privileges.py), and what names the actor of a transaction.
+        needed = {"capture_row", "note_move", "pass_row", "trimmed", "set_actor", "say_actor"}
         assert {name for (name,) in usable} == {"signal", *needed}
     finally:
         await run(connection, "reset role", "drop owned by signaller", "drop role signaller")

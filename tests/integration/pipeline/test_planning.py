@@ -14,6 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from headwater.capture.postgres import schema
+from headwater.database import connect
 from headwater.errors import ConfigError, DatabaseError, NotInstalled, ResyncRequired
 from headwater.model import Position
 from headwater.pipeline.stream import worker
@@ -402,3 +404,11 @@ def test_an_unknown_database_is_an_error_at_once(empty_url: str) -> None:
         planner_of(empty_url).now()
     with pytest.raises(DatabaseError, match="cannot reach"):
         planner_of("postgresql://localhost:1/nowhere").now()
+
+
+async def test_a_schema_of_a_release_without_capture_from_the_wal(empty_url: str) -> None:
+    async with await connect(empty_url, purpose="test") as connection:
+        await schema.install(connection, upto=22)
+        planner = planner_of(empty_url)
+        assert not planner.has_origins()
+        assert planner.now().covers(planner.beginning())

@@ -16,7 +16,10 @@ class Database:
     """Answers with how far the slot was confirmed, one after the other; the last one stays."""
 
     def __init__(
-        self, confirmed: list[int | None], flushed: int = 1_000, sent: list[int] | None = None
+        self,
+        confirmed: list[int | None],
+        flushed: int = 1_000,
+        sent: list[tuple[int, int]] | None = None,
     ) -> None:
         self.now = 0.0
         self.asked: list[str] = []
@@ -24,8 +27,10 @@ class Database:
         self._flushed = flushed
         self._sent = None if sent is None else _lasting(sent)
 
-    def wait(self, upto: int, version: int = 180_000) -> None:
-        steps = complete._wait("slot", upto, version, lambda: self.now)
+    def wait(self, upto: int, version: int = 180_000, *, holds_snapshot: bool = False) -> None:
+        steps = complete._wait(
+            "slot", upto, version, lambda: self.now, holds_snapshot=holds_snapshot
+        )
         answer: tuple[Any, ...] | None = None
         try:
             while True:
@@ -44,7 +49,7 @@ class Database:
             return ("0/0",)
         if "sent_lsn" in statement:
             self.asked.append("sent")
-            return None if self._sent is None else (next(self._sent),)
+            return None if self._sent is None else next(self._sent)
         self.asked.append("confirmed")
         confirmed = next(self._confirmed)
         return None if confirmed is None else (confirmed, self._flushed)
@@ -84,10 +89,24 @@ def test_it_gives_up_where_nothing_reads_the_slot() -> None:
 
 
 def test_it_waits_longer_while_the_slot_makes_progress() -> None:
-    database = Database([10], sent=[20, 30, 40, 40])
+    database = Database([10], sent=[(20, 1), (30, 1), (40, 1), (40, 1)])
     with pytest.raises(DatabaseError, match="makes no progress"):
         database.wait(100)
     assert database.now > 3 * WAL_CAPTURE_SECONDS
+
+
+def test_it_waits_longer_while_parts_of_one_transaction_are_appended() -> None:
+    database = Database([10], sent=[(20, 1), (20, 2), (20, 3), (20, 3)])
+    with pytest.raises(DatabaseError, match="makes no progress"):
+        database.wait(100)
+    assert database.now > 3 * WAL_CAPTURE_SECONDS
+
+
+def test_a_caller_that_holds_a_snapshot_takes_another_while_there_is_progress() -> None:
+    with pytest.raises(complete.StillBehind, match="90 bytes behind"):
+        Database([10], sent=[(20, 1), (20, 2)]).wait(100, holds_snapshot=True)
+    with pytest.raises(DatabaseError, match="makes no progress"):
+        Database([10], sent=[(20, 1), (20, 1)]).wait(100, holds_snapshot=True)
 
 
 def test_a_slot_that_is_gone_ends_the_wait() -> None:

@@ -27,7 +27,7 @@ class PendingChunk:
     """The rows of one chunk by their keys."""
 
     def __init__(self, chunk: Chunk, key: Sequence[int]) -> None:
-        self.low, self.high, self.last = chunk.low, chunk.high, chunk.last
+        self.high, self.last = chunk.high, chunk.last
         self._key = tuple(key)
         self.rows: dict[SourceKey, SourceRow] = {self.key_of(row): row for row in chunk.rows}
 

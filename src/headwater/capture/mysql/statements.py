@@ -97,9 +97,11 @@ class _Words:
         elif first == "CREATE":
             yield from self._create()
         elif first == "ALTER":
+            start = self._place
             self._skip("ONLINE", "OFFLINE", "IGNORE")
+            ignores = "IGNORE" in [t.upper() for t in self._tokens[start : self._place]]
             if self._skip("TABLE"):
-                yield from self._alter()
+                yield from self._alter(ignores)
 
     def _drop(self) -> Iterator[Effect]:
         if self._skip("DATABASE", "SCHEMA"):
@@ -134,10 +136,11 @@ class _Words:
             if not self._skip(","):
                 return
 
-    def _alter(self) -> Iterator[Effect]:
+    def _alter(self, ignores: bool) -> Iterator[Effect]:
+        """With IGNORE, rows that a new unique index or constraint refuses are deleted."""
         self._skip("IF", "EXISTS")
         name = self._name()
-        shape = rows = False
+        shape = rows = ignores
         target: tuple[str, str] | None = None
         for start in self._clauses():
             self._place = start
@@ -150,6 +153,8 @@ class _Words:
             shape, rows = shape or changes[0], rows or changes[1]
             if word == "EXCHANGE":
                 yield from self._exchanged()
+            elif word == "CONVERT" and self._peek() in ("PARTITION", "TABLE"):
+                yield from self._converted(made=self._peek() == "PARTITION")
         yield Effect("alter", *name, shape=shape, rows=rows)
         if target is not None:
             yield Effect("drop", *name)
@@ -160,6 +165,14 @@ class _Words:
             self._place += 1
         self._skip("TABLE")
         yield Effect("alter", *self._name(), shape=True, rows=True)
+
+    def _converted(self, made: bool) -> Iterator[Effect]:
+        """MariaDB: a partition becomes a table, or a table a partition."""
+        while self._peek() not in ("TABLE", ""):
+            self._place += 1
+        self._skip("TABLE")
+        other = self._name()
+        yield Effect("create", *other, shape=True, rows=True) if made else Effect("drop", *other)
 
     def _clauses(self) -> list[int]:
         """Where the parts of ALTER TABLE begin: after the name, and after each comma outside of

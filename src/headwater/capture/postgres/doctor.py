@@ -8,6 +8,7 @@ import msgspec
 
 from headwater import limits
 from headwater.capture.postgres import functions, schema, triggers
+from headwater.capture.postgres.wal.catalog.checks import MAY_REPLICATE
 from headwater.database import Connection, connect, is_same_database
 from headwater.errors import HeadwaterError
 from headwater.limits import SERVER_VERSION_MIN
@@ -140,7 +141,7 @@ async def _wal(connection: Connection) -> Finding:
     level = await _value(connection, "select current_setting('wal_level')")
     allowed = await _value(
         connection,
-        "select rolreplication or rolsuper from pg_roles where rolname = current_user",
+        f"select {MAY_REPLICATE}",
     )
     if level != "logical" or not allowed:
         missing = (
@@ -175,6 +176,9 @@ async def _wal_capture(connection: Connection) -> list[Finding]:
         ]  # fmt: skip
     if not active:
         detail = f"WAL capture is not running: {behind} bytes behind; readers of the log wait"
+        if not await _value(connection, f"select {MAY_REPLICATE}"):
+            detail += "; this role may not replicate, so its gateways do not capture"
+            run = f"As a superuser: alter role {connection.info.user} replication"
         return [Finding(topic, "fail", detail, run)]
     if behind > limits.WAL_CAPTURE_BEHIND_BYTES:
         return [
@@ -385,10 +389,11 @@ async def _locks(connection: Connection) -> list[Finding]:
         Finding(
             "locks",
             "warn",
-            f"process {pid} of role {role} holds the advisory lock for {_LOCKS.get(number, '?')}",
+            f"process {pid} of role {role} holds the advisory lock for {_LOCKS[number]}",
             f"End it: select pg_terminate_backend({pid})",
         )
         for number, pid, role in await cursor.fetchall()
+        if number in _LOCKS
     ]
 
 
@@ -398,7 +403,6 @@ _LOCKS = {
     3: "maintenance, which runs anyway",
     4: "enabling tables, which fails",
     5: "activity, which gateways record meanwhile",
-    6: "capture from the WAL, which does not run",
 }
 
 

@@ -101,7 +101,8 @@ async def bring_up(
     mirrors: dict[str, Mirror],
     table: SourceTable,
 ) -> Mirror:
-    """Create the mirror of a table, or give it the columns that the table has now."""
+    """Create the mirror of a table, or give it the columns that the table has now. It keeps its
+    version: changes that are still to be read may be of the old one (`TableVersions`)."""
     mirror = mirrors.get(table.name)
     if mirror is None:
         mirror = await tables.create(
@@ -114,6 +115,7 @@ async def bring_up(
         await tables.read_columns(connection, mirror)
         mirror.state = "live"
         await tables.save(connection, mirror)
+    table = msgspec.structs.replace(table, version=mirror.description.version)
     if mirror.description != msgspec.structs.replace(table, target=mirror.description.target):
         copies |= await tables.alter(connection, mirror, table)
         await tables.save(connection, mirror)

@@ -1,5 +1,9 @@
 """Runs one source for as long as it is declared: sessions, one after the other, with a pause after
-an error. Only the process that has the source's lease runs it; others wait."""
+an error. Only the process that has the source's lease runs it; others wait.
+
+The lease is an advisory lock, which every role can take. Where a role that is not Headwater's holds
+it, the source is run without: the position that each transaction saves already stops a second
+runner."""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 import psycopg
 
@@ -34,6 +39,9 @@ logger = logging.getLogger(__name__)
 LEASE_CLASS = 1752654964
 """Of the advisory lock that is the lease, see headwater.lock_class(). The second number is a hash
 of the source's name."""
+
+_LEASE_LOOK_SECONDS = 2.0
+"""How often a process looks whether it can have the lease."""
 
 _DIVERGED = frozenset({"21", "22", "23", "27", "54"})
 """Of SQLSTATE: the mirror does not take a change that its source made."""
@@ -99,13 +107,17 @@ class Runner:
             pause = await self._attempt()
             if pause and not self._stopped:
                 await self._write_status()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._changed.wait()
+                await self._pause(pause)
         if not self.is_removed:
             self.status.enter("stopped")
             self.status.runner = None
             await self._write_status()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, at most until something is declared or requested, or it is stopped."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     async def _attempt(self) -> float:
         """One session. Returns how long to wait before the next one, at most."""
@@ -173,9 +185,11 @@ class Runner:
             return SOURCE_RETRY_SECONDS_MAX
         connection = await connect(self._url, purpose=f"source {self.name}")
         try:
-            holder = await _take_lease(connection, self.name)
-            if holder is not None:
-                return self._wait_for(holder)
+            while (holder := await _take_lease(connection, self.name)) and holder.is_ours:
+                self._wait_for(holder)
+                await self._pause(_LEASE_LOOK_SECONDS)
+                if self._changed.is_set():
+                    return 0.0
             await self._load_counts(connection)
             self.status.runner = runner_name()
             self._statuses.add(self.status)
@@ -185,7 +199,7 @@ class Runner:
                 if self._declared.removing:
                     await self._remove(connection, source)
                     return 0.0
-                return await self._run_session(connection, source)
+                return await self._run_session(connection, source, holder)
             finally:
                 with suppress(Exception):
                     await source.close()
@@ -205,9 +219,17 @@ class Runner:
             self.status.changes, self.status.transactions, self.status.committed_at = row
         self._has_counts = True
 
-    async def _run_session(self, connection: Connection, source: Source) -> float:
-        definition = self._declared.definition
-        session = Session(source, definition, connection, self.status, chunk_rows=self._chunk_rows)
+    async def _run_session(
+        self, connection: Connection, source: Source, stranger: _Holder | None
+    ) -> float:
+        session = Session(
+            source,
+            self._declared.definition,
+            connection,
+            self.status,
+            chunk_rows=self._chunk_rows,
+            warning=None if stranger is None else stranger.warning,
+        )
         if self._stopped or self._changed.is_set():
             return 0.0
         self._session = session
@@ -224,12 +246,13 @@ class Runner:
                 self._failures = failures
         return 0.0
 
-    def _wait_for(self, holder: str) -> float:
-        self.status.enter("waiting", CaptureError(f"another runner has this source: {holder}"))
+    def _wait_for(self, holder: _Holder) -> None:
+        reason = CaptureError(f"another runner has this source: {holder.text}")
+        if self.status.error != str(reason):
+            logger.info("source %s: %s", self.name, reason)
+        self.status.enter("waiting", reason)
         # The one that runs it writes the row.
         self._statuses.remove(self.name)
-        logger.info("source %s: another runner has it: %s", self.name, holder)
-        return min(2.0, SOURCE_RETRY_SECONDS_MAX)
 
     async def _remove(self, connection: Connection, source: Source) -> None:
         """First at the source, then here: what is left at a source costs its disk."""
@@ -271,7 +294,22 @@ def _needs_restart(old: DeclaredSource, new: DeclaredSource) -> bool:
     )
 
 
-async def _take_lease(connection: Connection, name: str) -> str | None:
+class _Holder(NamedTuple):
+    """A session that has the lease. `is_ours`: its role may run sources."""
+
+    pid: int
+    text: str
+    is_ours: bool
+
+    @property
+    def warning(self) -> str:
+        return (
+            f"{self.text}, which is not Headwater's, holds the advisory lock of this source, which"
+            f" is run without. End it: select pg_terminate_backend({self.pid})"
+        )
+
+
+async def _take_lease(connection: Connection, name: str) -> _Holder | None:
     """Take the lease, which ends with the connection. Returns who has it if that is another."""
     cursor = await connection.execute(
         "select pg_try_advisory_lock(%s, hashtext(%s))", (LEASE_CLASS, name)
@@ -281,13 +319,17 @@ async def _take_lease(connection: Connection, name: str) -> str | None:
         return None
     cursor = await connection.execute(_HOLDER, (LEASE_CLASS, name))
     found = await cursor.fetchone()
-    return str(found[0]) if found else "unknown"
+    return _Holder(*found) if found else _Holder(0, "unknown", is_ours=True)
 
 
 _HOLDER = """
-    select concat('process ', l.pid, ' of role ', a.usename, ' from ',
-                  coalesce(a.client_addr::text, 'this host'))
-    from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+    select l.pid,
+           concat('process ', l.pid, ' of role ', a.usename, ' from ',
+                  coalesce(a.client_addr::text, 'this host')),
+           coalesce(pg_has_role(a.usesysid, n.nspowner, 'member'), true)
+    from pg_locks l
+    join pg_namespace n on n.nspname = 'headwater'
+    left join pg_stat_activity a on a.pid = l.pid
     where l.locktype = 'advisory' and l.classid = %s::bigint::oid and l.objsubid = 2 and l.granted
       and l.objid = (hashtext(%s)::bigint & 4294967295)::oid
       and l.database = (select oid from pg_database where datname = current_database())

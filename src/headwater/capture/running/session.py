@@ -50,6 +50,7 @@ from headwater.capture.source import (
     SourceRow,
     SourceTable,
     TableDropped,
+    TableVersions,
     TransactionPart,
 )
 from headwater.database import Connection
@@ -81,23 +82,25 @@ class Session:
         status: Status,
         *,
         chunk_rows: int = SOURCE_CHUNK_ROWS,
+        warning: str | None = None,
     ) -> None:
+        """`warning` is shown with those of the source."""
         self.stop = asyncio.Event()
         self._source = source
         self._definition = definition
         self._connection = connection
         self._status = status
         self._chunk_rows = chunk_rows
+        self._warnings: list[str] = [] if warning is None else [warning]
         self._mirrors: dict[str, Mirror] = {}
         self._filters: dict[str, FilterRuns | None] = {}
         self._writers: dict[str, TableWriter | None] = {}
         self._applier = Applier(connection, self._definition.name, None)
         self._position = ""  # up to which changes are applied; later than the saved one when idle
-        self._schema_changes: list[SchemaChange | TableDropped] = []
+        self._schema_changes: list[SchemaChange | TableDropped | TableVersions] = []
         self._chunk: asyncio.Task[Chunk] | None = None
         self._copying: str | None = None
         self._saved_at = self._looked_at = time.monotonic()
-        self._warnings: list[str] = []
         self._health_warning: str | None = None
         self._acknowledger = Acknowledger(source, self._applier)
 
@@ -161,10 +164,13 @@ class Session:
         await self._applier.flush()
         changes, self._schema_changes = self._schema_changes, []
         for change in changes:
-            if isinstance(change, TableDropped):
-                await self._drop(change.table)
-            else:
-                await self._alter(change)
+            match change:
+                case TableDropped(name):
+                    await self._drop(name)
+                case TableVersions(versions):
+                    await self._compare_versions(versions)
+                case SchemaChange():
+                    await self._alter(change)
         self._report()
 
     async def _drop(self, name: str) -> None:
@@ -183,9 +189,13 @@ class Session:
         if mirror is None or mirror.state in ("dropped", "removed"):
             mirror = await bring_up(self._connection, self._definition, self._mirrors, table)
         else:
-            follows = (mirror.state == "live" or mirror.follows) and (
-                table.key == mirror.description.key
-            )
+            known = mirror.description
+            table = msgspec.structs.replace(table, version=table.version or known.version)
+            same = msgspec.structs.replace(table, target=known.target, version=known.version)
+            if same == known and not change.copies:
+                await self._set_version(mirror, table.version)
+                return
+            follows = (mirror.state == "live" or mirror.follows) and table.key == known.key
             has_lost = await tables.alter(self._connection, mirror, table)
             await tables.save(self._connection, mirror)
             copied_now = mirror.state in ("copying", "recopying")
@@ -193,6 +203,27 @@ class Session:
                 await tables.begin_copy(self._connection, mirror, follows=follows)
         self._abandon_chunk(table.name)
         self._set_writer(mirror)
+
+    async def _compare_versions(self, versions: dict[str, str]) -> None:
+        """Copy the tables again whose rows may have changed while no runner read their changes. A
+        mirror of an earlier release has no version, and none to compare."""
+        for name, version in versions.items():
+            mirror = self._mirrors.get(name)
+            if mirror is None or mirror.state in ("dropped", "removed"):
+                continue
+            known = mirror.description.version
+            await self._set_version(mirror, version)
+            if known and known != version and not self._definition.feed_only:
+                await self._copy_again(name, follows=mirror.state == "live" or mirror.follows)
+
+    async def _set_version(self, mirror: Mirror, version: str) -> None:
+        if mirror.description.version != version:
+            mirror.description = msgspec.structs.replace(mirror.description, version=version)
+            await tables.save(self._connection, mirror)
+
+    def _has_versions(self, versions: dict[str, str]) -> bool:
+        mirrors = (self._mirrors.get(name) for name in versions)
+        return all(m is None or m.description.version == versions[m.name] for m in mirrors)
 
     def _abandon_chunk(self, name: str) -> None:
         if self._copying == name:
@@ -243,7 +274,11 @@ class Session:
                     await self._apply_schema_changes()
                     await self._commit(position, None)
                 self._position = position
-            case SchemaChange() | TableDropped():
+            case TableVersions(versions) if not self._schema_changes and self._has_versions(
+                versions
+            ):
+                pass
+            case SchemaChange() | TableDropped() | TableVersions():
                 self._schema_changes.append(item)
         return 0
 
@@ -273,11 +308,11 @@ class Session:
             await writer.write(self._applier, group)
             await self._applier.flush()
 
-    async def _copy_again(self, name: str) -> None:
+    async def _copy_again(self, name: str, *, follows: bool = False) -> None:
         mirror = self._mirrors[name]
         await self._applier.flush()
         self._abandon_chunk(name)
-        await tables.begin_copy(self._connection, mirror)
+        await tables.begin_copy(self._connection, mirror, follows=follows)
         self._set_writer(mirror)
 
     async def _commit(self, position: str, committed_at: datetime | None) -> None:

@@ -63,7 +63,6 @@ class StatusWriter:
         self._written: dict[str, bytes] = {}
         self._statuses: dict[str, Status] = {}
         self._lock = asyncio.Lock()
-        self._changed = asyncio.Event()
 
     def add(self, status: Status) -> None:
         self._statuses[status.name] = status

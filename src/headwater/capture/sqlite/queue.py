@@ -3,7 +3,9 @@
 `synchronize` makes what is missing, in one write transaction: all of it or nothing. It compares
 each table with the shape that its triggers were made for. A table that differs, or whose triggers
 are not as they were made, gets a new shape, new triggers and a new epoch; a reader with an older
-epoch copies that table again, because writes in between may not be in the queue.
+epoch copies that table again, because writes in between may not be in the queue. A column that was
+dropped and added again leaves no difference, but the file counts the statements that alter its
+schema: where two or more are not explained by what is there, every table gets a new epoch.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import msgspec
 
 from headwater.capture.source import TableSpec
 from headwater.capture.sqlite.position import QueuePosition
-from headwater.capture.sqlite.shapes import OWN_PREFIX, Shape, read_shape
+from headwater.capture.sqlite.shapes import OWN_PREFIX, SchemaMark, Shape, read_mark, read_shape
 from headwater.capture.sqlite.statements import quoted
 from headwater.capture.sqlite.triggers import TriggerWriter, trigger_names
 from headwater.errors import PositionLost, SourceRefused
@@ -84,6 +86,22 @@ class Queue:
         self._state = quoted(self.names.state)
         self._shapes = quoted(self.names.shapes)
 
+    # ------------------------------------------------------------ other sources
+
+    def refuse_collision(self, db: sqlite3.Connection) -> None:
+        """SQLite does not distinguish the case of names: two such sources would share a queue."""
+        found = db.execute(
+            "select name from sqlite_master where name = ? collate nocase and name <> ?",
+            (self.names.queue, self.names.queue),
+        ).fetchone()
+        if found is not None:
+            other = found[0][len(OWN_PREFIX) : -len("_queue")]
+            raise SourceRefused(
+                f"the SQLite file is captured by the source {other!r}, whose name differs from"
+                f" {self._source!r} only in case",
+                hint="SQLite does not distinguish them: give this source another name.",
+            )
+
     # ------------------------------------------------------------ state
 
     def exists(self, db: sqlite3.Connection) -> bool:
@@ -117,7 +135,10 @@ class Queue:
                 f" from {self._state})) from {self._shapes}"
             ).fetchone()
             db.execute(f"delete from {self._state}")
-            db.execute(f"insert into {self._state} values (?, ?)", (secrets.token_hex(8), epoch))
+            db.execute(
+                f"insert into {self._state} (generation, epoch) values (?, ?)",
+                (secrets.token_hex(8), epoch),
+            )
             db.execute(f"insert into {self.table} (at, op) values (julianday('now'), 'a')")
 
     def shapes(self, db: sqlite3.Connection) -> dict[int, StoredShape]:
@@ -146,13 +167,45 @@ class Queue:
         with transaction(db):
             self._create_tables(db)
             different = self._differences(db, specs)
-            if different:
+            mark = self._mark(db)
+            is_hidden = mark is not None and self._present(db).hides_alterations(mark)
+            if different or is_hidden:
                 db.execute(f"update {self._state} set epoch = epoch + 1")
             for name, shape, stored in different:
                 self._replace(db, name, shape, stored)
+            if is_hidden:
+                self._renew_epochs(db)
+            mark = self._present(db)
+            db.execute(f"update {self._state} set mark = ?", (msgspec.json.encode(mark).decode(),))
 
     def is_synchronized(self, db: sqlite3.Connection, specs: Sequence[TableSpec]) -> bool:
-        return self.exists(db) and not self._differences(db, specs)
+        if not self.exists(db):
+            return False
+        mark = self._mark(db)
+        (version,) = db.execute("pragma main.schema_version").fetchone()
+        return mark is not None and mark.version == version and not self._differences(db, specs)
+
+    def _mark(self, db: sqlite3.Connection) -> SchemaMark | None:
+        """The schema when the triggers were last compared with it."""
+        found = db.execute(f"select * from {self._state}").fetchone()
+        if found is None or len(found) < 3 or found[2] is None:
+            return None
+        return msgspec.json.decode(found[2], type=SchemaMark)
+
+    def _present(self, db: sqlite3.Connection) -> SchemaMark:
+        own = {*self.names.tables(), f"{self.names.prefix}tokens", *self._own_triggers(db)}
+        return read_mark(db, own)
+
+    def _renew_epochs(self, db: sqlite3.Connection) -> None:
+        """So that every table is copied again. The triggers stay: making them again would look like
+        such statements to another source of this file, which would do the same."""
+        for stored in self.current(db).values():
+            if not stored.dropped:
+                db.execute(
+                    f"update {self._shapes} set epoch = (select epoch from {self._state})"
+                    " where number = ?",
+                    (stored.number,),
+                )
 
     def current(self, db: sqlite3.Connection) -> dict[str, StoredShape]:
         """The newest shape of each table, by the name in the definition."""
@@ -160,7 +213,10 @@ class Queue:
 
     def _create_tables(self, db: sqlite3.Connection) -> None:
         if self.exists(db):
+            if len(db.execute(f"pragma table_info({self._state})").fetchall()) < 3:
+                db.execute(f"alter table {self._state} add column mark")
             return
+        self.refuse_collision(db)
         self._drop_tables(db)
         db.execute(
             f"create table {self.table} (id integer primary key autoincrement, at real, shape, op,"
@@ -168,12 +224,14 @@ class Queue:
         )
         index = quoted(f"{self.names.prefix}tokens")
         db.execute(f"create index {index} on {self.table} (token) where token is not null")
-        db.execute(f"create table {self._state} (generation, epoch integer)")
+        db.execute(f"create table {self._state} (generation, epoch integer, mark)")
         db.execute(
             f"create table {self._shapes} (number integer primary key, epoch integer, name, shape,"
             " triggers, dropped integer)"
         )
-        db.execute(f"insert into {self._state} values (?, 0)", (secrets.token_hex(8),))
+        db.execute(
+            f"insert into {self._state} (generation, epoch) values (?, 0)", (secrets.token_hex(8),)
+        )
         # Positions name a row, so the queue is never empty.
         db.execute(f"insert into {self.table} (at, op) values (julianday('now'), 'a')")
 
@@ -298,8 +356,13 @@ class Queue:
             db.execute(f"drop trigger if exists {quoted(name)}")
 
     def _drop_tables(self, db: sqlite3.Connection) -> None:
-        for name in self.names.tables():
-            db.execute(f"drop table if exists {quoted(name)}")
+        """Only those with exactly these names: DROP TABLE does not distinguish their case."""
+        found = db.execute(
+            "select name from sqlite_master where type = 'table' and name in (?, ?, ?)",
+            self.names.tables(),
+        ).fetchall()
+        for (name,) in found:
+            db.execute(f"drop table {quoted(name)}")
 
     def delete(self, db: sqlite3.Connection, before: int, rows: int) -> int:
         """Delete at most this many rows before an id. Returns how many."""

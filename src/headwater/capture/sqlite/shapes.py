@@ -7,7 +7,10 @@ captured are refused here, with the reason.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sqlite3
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -47,6 +50,9 @@ class Shape(msgspec.Struct, frozen=True):
     """The first one is the key."""
     every: tuple[str, ...]
     """All columns of the table, also those that are left out."""
+    statement: str = ""
+    """A hash of the statement that would create the table: a column that was dropped and added
+    again with another default has other values."""
 
     def key_places(self) -> tuple[int, ...]:
         return tuple(self.columns.index(name) for name in self.key)
@@ -59,6 +65,74 @@ class Shape(msgspec.Struct, frozen=True):
             for name, type in zip(self.columns, self.types, strict=True)
         )
         return SourceTable(spec.name, spec.target or self.table, columns, self.key)
+
+
+class SchemaObject(msgspec.Struct, frozen=True, array_like=True):
+    """A table, index, view or trigger; `statement` is a hash of its SQL. `count` is how many
+    statements made it: a queue gets its columns one by one."""
+
+    name: str
+    table: str
+    statement: str
+    count: int = 1
+
+    @property
+    def dropped_with(self) -> str:
+        """The objects of a table are dropped with it. Another source drops its triggers itself."""
+        own = self.name.startswith(OWN_PREFIX) and not self.table.startswith(OWN_PREFIX)
+        return self.name if own else self.table
+
+
+class SchemaMark(msgspec.Struct, frozen=True):
+    """The schema of a file at one moment. Each statement that alters it adds one to `version`, and
+    so does VACUUM."""
+
+    version: int
+    objects: tuple[SchemaObject, ...]
+
+    def hides_alterations(self, since: SchemaMark) -> bool:
+        """Whether two statements or more since then left nothing in the schema. They may have
+        dropped a column and added it again; one alone (VACUUM) cannot.
+
+        >>> t, i = SchemaObject("t", "t", "1"), SchemaObject("i", "t", "2")
+        >>> [SchemaMark(n, (t, i)).hides_alterations(SchemaMark(7, (t,))) for n in (8, 9, 10)]
+        [False, False, True]
+        """
+        before, after = ({o.name: o for o in mark.objects} for mark in (since, self))
+        both = before.keys() & after.keys()
+        explained = sum(after[name].count for name in after.keys() - before.keys())
+        explained += len({before[name].dropped_with for name in before.keys() - after.keys()})
+        explained += sum(after[name].count - before[name].count for name in both)
+        explained += any(
+            before[name] != after[name] and before[name].count == after[name].count for name in both
+        )
+        return self.version - since.version - explained >= 2
+
+
+def read_mark(db: sqlite3.Connection, without: Collection[str]) -> SchemaMark:
+    """Without these objects, and those that SQLite makes itself, as a part of other statements."""
+    (version,) = db.execute("pragma main.schema_version").fetchone()
+    rows = db.execute(
+        "select name, tbl_name, sql from sqlite_master"
+        " where sql is not null and substr(name, 1, 7) <> 'sqlite_' order by name"
+    ).fetchall()
+    return SchemaMark(
+        version,
+        tuple(
+            SchemaObject(name, table, _hash(sql), 1 + _widened(name, sql))
+            for name, table, sql in rows
+            if name not in without
+        ),
+    )
+
+
+def _widened(name: str, sql: str) -> int:
+    is_queue = name.startswith(OWN_PREFIX) and name.endswith("_queue")
+    return len(re.findall(r", [ck]\d+\b", sql)) if is_queue else 0
+
+
+def _hash(statement: str) -> str:
+    return hashlib.sha256(statement.encode()).hexdigest()[:16]
 
 
 def refusal(table: str, reason: str, hint: str) -> SourceRefused:
@@ -116,7 +190,7 @@ def read_shape(db: sqlite3.Connection, spec: TableSpec) -> Shape | None:
     found = find_table(db, spec.name)
     if found is None:
         return None
-    table = found[0]
+    table, statement = found
     info = db.execute(f"pragma table_xinfo({quoted(table)})").fetchall()
     info = [row for row in info if row[6] != 1]
     key = tuple(row[1] for row in sorted(info, key=lambda row: row[5]) if row[5])
@@ -132,6 +206,7 @@ def read_shape(db: sqlite3.Connection, spec: TableSpec) -> Shape | None:
     return Shape(
         table, names, tuple(declared[n] for n in names), types, key,
         _unique_indexes(db, table, key, declared), tuple(declared),
+        _hash(statement),
     )  # fmt: skip
 
 

@@ -95,6 +95,7 @@ class SqliteSource:
             if not os.access(path, os.W_OK):
                 fix = "Capture writes triggers and a queue into the file: grant the right to write."
                 problems.append(Problem(f"{str(path)!r} cannot be written", fix))
+        self._queue.refuse_collision(db)
         specs = find_specs(db, self._definition.tables)
         if not specs:
             problems.append(Problem("the SQLite file has no tables", "Create one first."))

@@ -90,6 +90,8 @@ class LogReader:
         self._second: Connection | None = None
         self._waits = False
         """Whether tables were captured from the WAL when this was last read."""
+        self._is_mixed = False
+        """Whether the log may have rows from the WAL, also of before."""
 
     @classmethod
     async def open(
@@ -101,13 +103,13 @@ class LogReader:
     ) -> LogReader:
         """A reader of the log in this database. The connection is for reading the log only."""
         await _prepare(connection)
-        log, installation, snapshot, waits = await _one(
+        log, installation, snapshot, waits, is_mixed = await _one(
             connection,
-            "select headwater.log_id(), id, pg_current_snapshot()::text, wal_slot is not null"
-            " from headwater.installation",
+            "select headwater.log_id(), id, pg_current_snapshot()::text, wal_slot is not null,"
+            f" {complete.IS_MIXED} from headwater.installation",
         )
         reader = cls(log, installation, Position.of_snapshot(log, snapshot), wants, url)
-        reader._waits = waits
+        reader._waits, reader._is_mixed = waits, is_mixed
         return reader
 
     async def close(self) -> None:
@@ -123,7 +125,7 @@ class LogReader:
         if not slot:
             return await self._marked(connection, position)
         outside = await self._outside(connection)
-        await complete.wait(outside, slot, written)
+        await complete.wait(outside, slot, written, holds_snapshot=outside is not connection)
         return await self._marked(outside, position)
 
     async def _outside(self, connection: Connection) -> Connection:
@@ -166,8 +168,9 @@ class LogReader:
         except errors.ProgramLimitExceeded:
             # Fewer rows than a page, but larger than the server can send at once.
             return LogBatch((), await self.now(connection), 0, 0, has_changes=True, backlog=True)
-        answer = _values(cursor.pgresult, 9)
-        snapshot, floor, installation, retention, slot, written, flushed, feed, page = answer
+        answer = _values(cursor.pgresult, 10)
+        snapshot, floor, installation, retention, slot, written, flushed, feed, *rest = answer
+        self._is_mixed, page = rest[0] == b"t", rest[1]
         if feed:
             self._waits = True
             return await self._read_complete(connection, since)
@@ -187,7 +190,7 @@ class LogReader:
         position = Position.of_snapshot(self.log, snapshot)
         outside = await self._outside(connection)
         if not since.covers(position):
-            await complete.wait(outside, feed, written)
+            await complete.wait(outside, feed, written, holds_snapshot=outside is not connection)
         while True:
             slots = await self._slots.holding(outside, since)
             values = {**parameters(since, position), "limit": _LOG_PAGE_CHANGES + 1}
@@ -197,10 +200,13 @@ class LogReader:
             except errors.ProgramLimitExceeded:
                 position = await self._marked(outside, position, since)
                 return LogBatch((), position, 0, 0, has_changes=True, backlog=True)
-            answer = _values(cursor.pgresult, 9)
-            _, floor, installation, retention, slot, _, flushed, _, page = answer
+            answer = _values(cursor.pgresult, 10)
+            snapshot, floor, installation, retention, slot, _, flushed, _, mixed, page = answer
+            self._is_mixed = mixed == b"t"
             self._check(since, installation, floor)
-            if not self._slots.must_repeat(retention, int(slot), position):
+            # Rows are appended by transactions that the position does not contain.
+            visible = Position.of_snapshot(self.log, snapshot.decode())
+            if not self._slots.must_repeat(retention, int(slot), visible):
                 break
         lsns = (int(written), max(int(written), int(flushed)))
         return await self._batch(outside, since, position, page, lsns)
@@ -275,7 +281,7 @@ class LogReader:
                 origins |= await find_origins(connection, new)
                 xids = self._in_order(pending)
                 finished, others_end = await _without_changes_beyond(connection, xids, upto)
-                if self._waits and others_end is not None:
+                if self._is_mixed and others_end is not None:
                     # Not before a transaction that ended earlier, and was appended later.
                     finished = [xid for xid in finished if pending.newest(xid) <= others_end]
                 for xid, ready, complete in pending.take_ready(finished):
@@ -332,10 +338,8 @@ class LogReader:
             yield Transaction(xid, self._shapes.changes(pending.take(xid), origins), position)
 
     def _in_order(self, pending: PendingTransactions) -> list[int]:
-        """The transactions in an order in which they can have committed. With capture from the WAL,
-        rows of one transaction may be appended after rows that later ones wrote by triggers: there
-        the times decide, which are those of the commits."""
-        return pending.xids_by_time() if self._waits else pending.xids()
+        """The transactions in an order in which they can have committed."""
+        return pending.xids_by_time() if self._is_mixed else pending.xids()
 
 
 async def _prepare(connection: Connection) -> None:
@@ -372,7 +376,7 @@ def _rows_since(slots: tuple[int, ...], ranges: tuple[str, ...], until: str = "t
                installation.id, installation.retention::text,
                headwater.slot_at(clock_timestamp()),
                pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0',
-               coalesce(installation.wal_slot, ''), page.rows
+               coalesce(installation.wal_slot, ''), {complete.IS_MIXED}, page.rows
         from page cross join headwater.installation"""
 
 

@@ -47,10 +47,11 @@ class Slots:
             await self._inspect(connection, since)
         return self._slots
 
-    def must_repeat(self, retention: bytes, slot: int, position: Position) -> bool:
-        """Whether the read may have missed a row; the next one inspects the slots first."""
+    def must_repeat(self, retention: bytes, slot: int, visible: Position) -> bool:
+        """Whether the read may have missed a row; the next one inspects the slots first. `visible`
+        is the snapshot of the read."""
         moved = retention != self._retention or slot not in self._near
-        if not moved and not any(position.contains(xid) for xid in self._long_running):
+        if not moved and not any(visible.contains(xid) for xid in self._long_running):
             return False
         if moved:
             self._inspected_at = None  # running transactions may have written to any slot

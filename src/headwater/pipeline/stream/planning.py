@@ -79,7 +79,7 @@ class Planner:
     def _now(self) -> Position:
         log, snapshot, written, flushed, slot = self._one(_NOW)
         if flushed < written:
-            self._one(_FLUSH)
+            self._one(complete.FLUSH)
         if slot:
             version = self._connected().info.server_version
             complete.wait_blocking(self._maybe, slot, written, version)
@@ -320,16 +320,9 @@ def _split(first: int, last: int) -> list[tuple[int, int]]:
     return [(after, min(after + size, last)) for after in range(first, last, size)]
 
 
-_NOW = """
+_NOW = f"""
     select headwater.log_id(), pg_current_snapshot()::text,
-           pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0',
-           coalesce((select wal_slot from headwater.installation), '')
-"""
-
-# A commit that waits for its WAL to be on disk waits for all WAL before it.
-_FLUSH = """
-    select pg_logical_emit_message(true, 'headwater', ''),
-           set_config('synchronous_commit', 'local', true)
+           {complete.WRITTEN}, pg_current_wal_flush_lsn() - '0/0', {complete.SLOT}
 """
 
 _FIRST_SINCE = """

@@ -126,6 +126,7 @@ async def test_schema_change_says_whether_to_copy(driver: MysqlDriver) -> None:
         ("alter table orders modify note varchar(3)", True),
         ("alter table orders drop column a", False),
         ("alter table orders add column g int generated always as (n + 1)", True),
+        ("alter ignore table orders add unique (n)", True),
     ):
         (change,) = [i for i in await _changes(driver, statement) if isinstance(i, SchemaChange)]
         assert change.copies == copies, statement

@@ -305,6 +305,14 @@ DDL: list[tuple[str, list[str]]] = [
     ("drop and add", ["alter table orders drop column name",
                       "alter table orders add column name text default 'again'",
                       "insert into orders values (50, 1, 'n')"]),
+    ("drop and add the same", ["alter table orders drop column amount",
+                               "alter table orders add column amount numeric"]),
+    ("drop and add beside others", ["begin", "alter table orders drop column amount",
+                                    "create table more (id integer primary key)",
+                                    "alter table orders add column amount numeric",
+                                    "create index by_name on orders (name)", "commit"]),
+    ("another default", ["alter table orders drop column amount",
+                         "alter table orders add column amount numeric default 7"]),
     ("rebuild", ["begin", "create table new_orders (id integer primary key, amount real, z text)",
                  "insert into new_orders select id, amount, 'z' from orders", "drop table orders",
                  "alter table new_orders rename to orders",
@@ -338,6 +346,26 @@ async def test_tables_that_change(
     await mirror.catch_up()
     await mirror.compare()
     assert [table.name for table in await mirror.source.tables()] == ["orders"]
+
+
+async def test_statements_about_other_objects_copy_nothing(
+    db: sqlite3.Connection, mirror: ExactMirror
+) -> None:
+    for statement in (
+        "create table others (id integer primary key autoincrement, name text unique)",
+        "create index by_name on orders (name)",
+        "create view named as select name from orders",
+        "vacuum",
+        "analyze",
+        "alter table others add column more",
+        "drop table others",
+    ):
+        db.execute(statement)
+        db.execute("insert into orders (name) values (?)", (statement,))
+        await mirror.catch_up_without_start()
+    assert not [change for change in items(mirror, SchemaChange) if change.table.name == "orders"]
+    await mirror.catch_up()
+    await mirror.compare()
 
 
 async def test_columns_of_a_unique_index(db: sqlite3.Connection, mirror: ExactMirror) -> None:
@@ -597,6 +625,26 @@ def test_urls_without_a_file(url: str) -> None:
 def test_options_that_do_not_exist(path: Path) -> None:
     with pytest.raises(ConfigError, match="'colour'"):
         source_of(path, options={"colour": "red"})
+
+
+async def test_names_of_sources_that_differ_in_case(db: sqlite3.Connection, path: Path) -> None:
+    """SQLite does not distinguish their objects: the second is refused, and removes nothing."""
+    one = SqliteSource(SourceDefinition("a_b", f"sqlite:///{path}", "o"))
+    other = SqliteSource(SourceDefinition("A_B", f"sqlite:///{path}", "p"))
+    mirror = ExactMirror(one)
+    await mirror.start()
+    (problem,) = await other.check()
+    assert "source 'a_b'" in problem.what
+    with pytest.raises(SourceRefused, match="only in case"):
+        await other.start()
+    await other.remove()
+    await other.close()
+    db.execute("insert into orders values (1, 'a', 1)")
+    await mirror.catch_up()
+    await mirror.compare()
+    assert await one.check() == []
+    await one.remove()
+    await one.close()
 
 
 async def test_two_sources_of_one_file(db: sqlite3.Connection, path: Path) -> None:

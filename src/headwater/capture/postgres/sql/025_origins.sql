@@ -62,3 +62,9 @@ end $do$;
 -- URLs may have passwords: with row-level security and no policy, a `grant select on all tables` does not
 -- open this table to readers of the log.
 alter table headwater.source_definitions enable row level security;
+
+-- Counts what capture from the WAL sends to the log. It shows that capture works while one large
+-- transaction is appended, and that the log may have rows from the WAL, also after such capture has ended.
+-- Every reader of the log reads it, so everybody may.
+create sequence headwater.wal_batches;
+grant select on sequence headwater.wal_batches to public;

@@ -18,6 +18,7 @@ from headwater.capture.postgres.wal.catalog.describe import (
     copies,
     find_tables,
     relation_table,
+    rewritten,
     source_table,
 )
 from headwater.capture.postgres.wal.catalog.filtering import published_filter
@@ -26,7 +27,14 @@ from headwater.capture.postgres.wal.catalog.publication import PublishedTable
 from headwater.capture.postgres.wal.connecting import fetch
 from headwater.capture.postgres.wal.pgoutput import Relation
 from headwater.capture.postgres.wal.slots import flush, read_server
-from headwater.capture.source import Item, SchemaChange, SourceTable, TableDropped, TableSpec
+from headwater.capture.source import (
+    Item,
+    SchemaChange,
+    SourceTable,
+    TableDropped,
+    TableSpec,
+    TableVersions,
+)
 from headwater.database import Connection
 from headwater.errors import SourceRefused
 
@@ -61,6 +69,10 @@ class CapturedTables:
         self.truncated: set[str] = set()
         """Tables that the log truncated since the catalog was compared."""
         self._by_oid: dict[int, TableSpec] = {}
+        self._compared: dict[str, CatalogTable] = {}
+        """As the catalog had them when it was compared, at a position that the log has passed."""
+        self._without_version: set[str] = set()
+        """Tables whose versions were not returned since they were described."""
         self._edition: dict[str, int] = {}
 
     async def find(self, connection: Connection) -> Found:
@@ -80,6 +92,8 @@ class CapturedTables:
                 if not problem.warning:
                     raise SourceRefused(problem.what, hint=problem.fix)
         self.catalog = {spec.name: catalog for spec, catalog in there}
+        self._compared = dict(self.catalog)
+        self._without_version = set(self.catalog)
         self._by_oid = {catalog.oid: spec for spec, catalog in there}
         self.tables = {
             spec.name: source_table(spec, catalog, self.types, self.version)
@@ -118,7 +132,8 @@ class CapturedTables:
         table = relation_table(spec, relation, catalog, self.types, previous)
         if table == previous:
             return table, None
-        change = SchemaChange(table, self._copies(previous, table, catalog))
+        described = msgspec.structs.replace(table, version="")
+        change = SchemaChange(described, self._copies(previous, table, catalog))
         self.tables[spec.name] = table
         self._edition[spec.name] = self._edition.get(spec.name, 0) + 1
         if catalog is not None:
@@ -154,13 +169,17 @@ class CapturedTables:
     def _differs(self, spec: TableSpec, catalog: CatalogTable | None) -> bool:
         if spec.name not in self.tables:
             return False
-        if catalog is None or catalog != self.catalog[spec.name]:
+        if spec.name in self._without_version or catalog != self.catalog[spec.name]:
             return True
+        assert catalog is not None
         return source_table(spec, catalog, self.types, self.version) != self.tables[spec.name]
 
     def compare(self, view: CatalogView) -> Iterator[Item]:
         """What the catalog shows that the log did not say. An item counts as known when it is
         returned; if the reader stops then, the next view finds the rest."""
+        if versions := self._versions(view):
+            yield TableVersions(versions)
+            self._without_version -= versions.keys()
         for spec, catalog in view.found:
             if spec.name not in self.tables:
                 continue
@@ -169,10 +188,22 @@ class CapturedTables:
             known = self.catalog[spec.name]
             if catalog is None or catalog.oid != known.oid:
                 del self.tables[spec.name], self.catalog[spec.name], self._by_oid[known.oid]
+                self._without_version.discard(spec.name)
                 yield TableDropped(spec.name)
             else:
                 yield from self._compare(spec, known, catalog)
             self.truncated.discard(spec.name)
+
+    def _versions(self, view: CatalogView) -> dict[str, str]:
+        """Of tables whose versions the runner may not have: it stored them when it last ran."""
+        return {
+            spec.name: catalog.version
+            for spec, catalog in view.found
+            if catalog is not None
+            and spec.name in self._without_version
+            and catalog.oid == self.catalog[spec.name].oid
+            and view.edition.get(spec.name, 0) == self._edition.get(spec.name, 0)
+        }
 
     def _compare(
         self, spec: TableSpec, known: CatalogTable, catalog: CatalogTable
@@ -180,9 +211,17 @@ class CapturedTables:
         before = self.tables[spec.name]
         after = source_table(spec, catalog, self.types, self.version)
         moved = catalog.kind == "p" and self._rows_moved(spec.name, known, catalog)
-        again = moved or self._copies(before, after, catalog)
+        compared = self._compared[spec.name]
+        again = (
+            moved
+            or self._copies(before, after, catalog)
+            or rewritten(compared, catalog, _files(compared) == _files(catalog))
+        )
         self.catalog[spec.name] = catalog
-        if catalog.key and (after != before or moved):
+        if not catalog.key:
+            return
+        self._compared[spec.name] = catalog
+        if after != before or moved:
             self.tables[spec.name] = after
             yield SchemaChange(after, again)
 

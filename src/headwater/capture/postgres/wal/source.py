@@ -200,12 +200,14 @@ class PostgresSource:
             await self._check_publication(connection, position)
             await self._publish(connection)
             await self._doubt(connection)
+        view = await self._tables.view()
         self._position = Position(server.system, server.timeline, position.lsn)
         spool = Spool(self._options.spool_folder)
         stream = await open_stream(self._url, self._slot, [self._publication], position.lsn)
         self._stream = stream
         tail = Tail(stream, spool, self._tables, self._visibility, self._position)
         self._tail = tail
+        tail.view = view
         watching = asyncio.create_task(self._watch(tail))
         try:
             async for item in tail.items():

@@ -178,5 +178,10 @@ class Tail:
         view = self.view
         if view is not None and max(self.position.lsn, self._reached) >= view.lsn:
             self.view = None
+            found = False
             for item in self._tables.compare(view):
+                found = True
                 yield item
+            if found:  # the source may be idle: the runner applies them with a position
+                self.position = self.position.at(max(self.position.lsn, self._reached))
+                yield Progress(str(self.position))

@@ -120,12 +120,14 @@ class LogRow(NamedTuple):
 
 
 class LogAppender:
-    """Appends over one connection, in the order in which messages are taken. `nearby` is the id of
-    a transaction of about now, all 64 bits: messages have 32."""
+    """Appends over one connection, in the order in which messages are taken. `lsn` is the place in
+    the WAL that the log has reached: where another process has appended since, a commit fails.
+    `nearby` is the id of a transaction of about now, all 64 bits: messages have 32."""
 
-    def __init__(self, connection: Connection, slot: str, nearby: int) -> None:
+    def __init__(self, connection: Connection, slot: str, lsn: int, nearby: int) -> None:
         self._connection = connection
         self._slot = slot
+        self._saved = lsn
         self._nearby = nearby
         self._plans: dict[int, _Plan | None] = {}
         self._stale: set[int] = set()
@@ -192,6 +194,9 @@ class LogAppender:
                 await self._connection.execute("begin")
                 self._open = True
             await self._send()
+            if not self.is_between:
+                # Seen at once by those who wait for the end of a large transaction.
+                await self._connection.execute(NEXT_BATCH)
         if not self.is_between or not self._reached:
             return None
         reached, self._reached = self._reached, 0
@@ -252,11 +257,12 @@ class LogAppender:
         notices = [(label, row) for label, row in self._last.values()]
         sent, self._sent, self._last = self._sent, 0, {}
         cursor = await self._connection.execute(
-            _REACHED, {"lsn": print_lsn(reached), "slot": self._slot}
+            _REACHED,
+            {"lsn": print_lsn(reached), "slot": self._slot, "saved": print_lsn(self._saved)},
         )
         if cursor.rowcount != 1:
             raise DatabaseError(
-                f"slot {self._slot} no longer feeds the log",
+                f"slot {self._slot} no longer feeds the log, or another process reads it",
                 hint="Capture from the WAL was ended or begun again; its runner starts again.",
             )
         for label, row in notices:
@@ -272,7 +278,7 @@ class LogAppender:
                 },
             )
         await self._connection.execute("commit")
-        self._open = False
+        self._open, self._saved = False, reached
 
     # -------------------------------------------------------------------- relations
 
@@ -466,8 +472,11 @@ _COPY = (
 
 _REACHED = """
     update headwater.wal_capture set lsn = %(lsn)s, appended_at = clock_timestamp()
-    where slot = %(slot)s
+    where slot = %(slot)s and lsn = %(saved)s
 """
+
+NEXT_BATCH = "select nextval('headwater.wal_batches')"
+"""Says that capture works. It is not undone with its transaction."""
 
 _NOTIFY_ONE = """
     select headwater.notify(

@@ -1,7 +1,8 @@
 """Runs `WalCapture` in a process of its own, so that decoding does not stop an event loop.
 
 `WalCaptureProcess` looks at the database once a second. When tables are captured from the WAL and
-no process does it, it starts one; so does every other gateway, and one of them gets the lock.
+no process does it, it starts one; so does every other gateway, and one of them gets the slot. After
+a process that ended early, the next look is later.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import logging
 import os
 import signal
+import time
+from asyncio import sleep
 
 import psycopg
 
@@ -27,6 +30,9 @@ _STOP_SECONDS = 5.0
 """How long a process may take to stop; then it is killed, which loses nothing."""
 
 
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
 class WalCaptureProcess(ChildProcess):
     """`run` looks until it is cancelled."""
 
@@ -36,23 +42,31 @@ class WalCaptureProcess(ChildProcess):
             log_line,
             module=WalCaptureProcess.__module__,
             environment={variable("url"): url},
-            restart_seconds=(runner.LOOK_SECONDS, runner.LOOK_SECONDS),
+            restart_seconds=(runner.LOOK_SECONDS, _LONGEST_PAUSE_SECONDS),
             stop_seconds=_STOP_SECONDS,
         )
         self._url = url
 
     async def run(self) -> None:
         connection: Connection | None = None
+        shortest, longest = self._restart_seconds
+        pause = shortest
         try:
             while True:
+                ended_early = False
                 try:
                     if connection is None or connection.closed:
                         connection = await connect(self._url, purpose="WAL capture watch")
                     if await runner.is_free(connection):
+                        started = time.monotonic()
                         await self.run_once()
+                        ended_early = time.monotonic() < started + runner.STEADY_SECONDS
                 except (psycopg.Error, HeadwaterError, OSError) as error:
                     logger.debug("cannot look after WAL capture: %s", error)
-                await asyncio.sleep(runner.LOOK_SECONDS)
+                if not ended_early:
+                    pause = shortest
+                await sleep(pause)
+                pause = min(pause * 2, longest)
         finally:
             if connection is not None:
                 await connection.close()

@@ -3,7 +3,8 @@
 It reads the slot that `headwater.installation` names and appends each transaction to the log. The
 place that was reached is saved in the same transaction, so after a crash nothing is appended twice;
 the slot is confirmed after the commit, which readers wait for (`headwater.log.complete`). One
-process at a time does this: it holds an advisory lock over the connection that appends.
+process at a time does this: a slot has one reader, and an append fails where another process has
+appended since. No advisory lock is needed, which every role could take.
 
 Where the slot or the publication was lost, a new one is made, and every table that is captured from
 the WAL is read again. Where no table is captured from the WAL any more, both are dropped.
@@ -21,12 +22,13 @@ from typing import Any
 
 import psycopg
 
-from headwater.capture.postgres.wal.append.appender import LogAppender
+from headwater.capture.postgres.wal.append.appender import NEXT_BATCH, LogAppender
 from headwater.capture.postgres.wal.append.upkeep import (
     check_slot,
     drop_slot,
     sync_tables,
 )
+from headwater.capture.postgres.wal.catalog.checks import MAY_REPLICATE
 from headwater.capture.postgres.wal.connecting import SETTINGS
 from headwater.capture.postgres.wal.pgoutput import parse_lsn
 from headwater.capture.postgres.wal.replication import (
@@ -39,8 +41,6 @@ from headwater.errors import HeadwaterError
 from headwater.limits import RECONNECT_SECONDS
 
 logger = logging.getLogger(__name__)
-
-CAPTURE_LOCK = (1752654962, 6)  # see headwater.lock_class() in 002_waking.sql
 
 LOOK_SECONDS = 1.0
 """How often it looks whether tables are captured from the WAL, and whether no other process does
@@ -90,7 +90,7 @@ class WalCapture:
 
     async def _with(self, connection: Connection) -> None:
         while not self._stopping.is_set():
-            if await is_needed(connection) and await _take_lock(connection):
+            if await is_free(connection):
                 await self._capture(connection)
             if self._leaves_when_idle:
                 self.stop()
@@ -118,8 +118,8 @@ class WalCapture:
         )
         logger.info("WAL capture: reading slot %s from %s", slot, lsn)
         try:
-            run = _Run(connection, stream, LogAppender(connection, slot, int(nearby)), slot)
-            await run.until(self._stopping)
+            appender = LogAppender(connection, slot, parse_lsn(lsn), int(nearby))
+            await _Run(connection, stream, appender, slot).until(self._stopping)
         except HeadwaterError as error:
             await stream.close()
             if isinstance(error.__cause__, _UNREADABLE):
@@ -193,23 +193,20 @@ class _Run:
         if time.monotonic() < self._looked + LOOK_SECONDS or self._appender.has_work:
             return False
         self._looked = time.monotonic()
+        has_tables, written = await _one(self._connection, _HAS_TABLES)
+        if has_tables:
+            self._ends_at = None
+            await check_slot(self._connection, self._slot)
+            await sync_tables(self._connection)
+            return False
         if self._ends_at is None:
-            found = await _one(self._connection, _HAS_TABLES)
-            if found[0]:
-                await check_slot(self._connection, self._slot)
-                await sync_tables(self._connection)
-                return False
-            self._ends_at = int(found[1])
+            self._ends_at = int(written)
         return self._stream.confirmed >= self._ends_at
 
 
-async def is_needed(connection: Connection) -> bool:
-    """Whether tables are captured from the WAL, or were until a moment ago."""
-    return bool((await _one(connection, _IS_NEEDED))[0])
-
-
 async def is_free(connection: Connection) -> bool:
-    """Whether tables are captured from the WAL, and no process does it."""
+    """Whether tables are captured from the WAL, or were until a moment ago, no process does it, and
+    this role may."""
     return bool((await _one(connection, _IS_FREE))[0])
 
 
@@ -234,19 +231,18 @@ async def _connection(url: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-async def _take_lock(connection: Connection) -> bool:
-    return bool((await _one(connection, "select pg_try_advisory_lock(%s, %s)", CAPTURE_LOCK))[0])
-
-
 async def _begin(connection: Connection) -> tuple[Any, ...]:
     """The slot, the publication, the place from which to read, and an id of about now. Where the
     slot is lost, the tables are captured again with a new one."""
     await connection.execute("select headwater.make_wal_publication()")
-    (slot,) = await _one(connection, "select headwater.make_wal_slot()")
-    await connection.execute("select headwater.use_wal_slot(%s)", (slot,))
-    await connection.execute("select headwater.drop_wal_slot(%s)", (slot,))  # if not in use
+    (made,) = await _one(connection, "select headwater.make_wal_slot()")
+    await connection.execute("select headwater.use_wal_slot(%s)", (made,))
     await sync_tables(connection)
-    return await _one(connection, _BEGIN)
+    await connection.execute(NEXT_BATCH)
+    found = await _one(connection, _BEGIN)
+    if found[0] != made:  # another process was first
+        await connection.execute("select headwater.drop_wal_slot(%s)", (made,))
+    return found
 
 
 async def _one(connection: Connection, statement: str, values: Any = None) -> tuple[Any, ...]:
@@ -263,14 +259,13 @@ _DROP = """
     where slot_name = %s and not active
 """
 
-_IS_NEEDED = "select exists (select from headwater.installation where wal_slot is not null)"
-
-_IS_FREE = """
+_IS_FREE = f"""
     select exists (
       select from headwater.installation i
       left join pg_replication_slots s on s.slot_name = i.wal_slot
       where i.wal_slot is not null and s.active is not true)
     and (select pg_has_role(nspowner, 'MEMBER') from pg_namespace where nspname = 'headwater')
+    and ({MAY_REPLICATE})
 """
 
 _HAS_TABLES = """

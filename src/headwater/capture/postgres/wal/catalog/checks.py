@@ -74,12 +74,17 @@ _FACTS = (
     "senders", "max_senders", "slot_exists", "slot_active", "slot_elsewhere",
 )  # fmt: skip
 
-_SERVER = """
+MAY_REPLICATE = """
+    (select rolsuper or rolreplication from pg_roles where rolname = current_user)
+      or exists (select from pg_roles
+                 where rolname = 'rds_replication' and pg_has_role(oid, 'MEMBER'))
+"""
+"""Whether this role may read the WAL. A role does not get that by membership in one that may."""
+
+_SERVER = f"""
     select current_setting('server_version_num')::int, pg_is_in_recovery(),
            current_setting('wal_level'), current_user::text,
-           (select rolsuper or rolreplication from pg_roles where rolname = current_user)
-             or exists (select from pg_roles where rolname = 'rds_replication'
-                          and pg_has_role(oid, 'MEMBER')),
+           {MAY_REPLICATE},
            (select count(*) from pg_replication_slots),
            current_setting('max_replication_slots')::int,
            (select count(*) from pg_stat_activity where backend_type = 'walsender'),

@@ -6,6 +6,7 @@ be ahead of the log, so where they differ the log decides.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,13 +21,17 @@ from headwater.database import Connection, split_path
 
 class CatalogColumn(msgspec.Struct, frozen=True):
     """`generated` is `s` (stored), `v` (virtual) or empty. `bare` says that it may be NULL and has
-    no default, so rows that were there before it have NULL."""
+    no default, so rows that were there before it have NULL. `number` is its own for ever; `xmin` is
+    the transaction that altered it last, `labels` those of an enumeration by their oids."""
 
     name: str
     type: int
     modifier: int
     generated: str
     bare: bool
+    number: int
+    xmin: str
+    labels: dict[str, str]
 
 
 class Leaf(msgspec.Struct, frozen=True):
@@ -68,6 +73,13 @@ class CatalogTable(msgspec.Struct, frozen=True):
     def key(self) -> tuple[str, ...]:
         """The columns by which the log identifies a row, and the key of the mirror."""
         return self.identity_key if self.identity == "i" else self.primary_key
+
+    @property
+    def version(self) -> str:
+        """Differs whenever columns were altered, so that rows may have changed without changes in
+        the log. Does not differ when rows were only written again (VACUUM FULL)."""
+        known = [(c.number, c.name, c.type, c.xmin, sorted(c.labels.items())) for c in self.columns]
+        return hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:32]
 
     def published(self, version: int) -> list[CatalogColumn]:
         """The columns that the log can have."""
@@ -175,7 +187,10 @@ _TABLES = """
         select coalesce(jsonb_agg(jsonb_build_object(
             'name', attname, 'type', atttypid::bigint, 'modifier', atttypmod,
             'generated', attgenerated,
-            'bare', not (atthasdef or atthasmissing or attnotnull or attidentity <> '')
+            'bare', not (atthasdef or atthasmissing or attnotnull or attidentity <> ''),
+            'number', attnum, 'xmin', xmin::text,
+            'labels', (select coalesce(jsonb_object_agg(e.oid::text, e.enumlabel), '{}')
+               from pg_enum e where e.enumtypid = atttypid)
           ) order by attnum), '[]')
         from pg_attribute where attrelid = c.oid and attnum > 0 and not attisdropped),
       'leaves', (
@@ -217,17 +232,20 @@ def source_table(
 ) -> SourceTable:
     """The table as the catalog has it now."""
     columns = {c.name: (c.type, c.modifier) for c in table.published(version)}
-    return _made(spec, table.schema, table.name, columns, table.key, types)
+    made = _made(spec, table.schema, table.name, columns, table.key, types)
+    return msgspec.structs.replace(made, version=table.version)
 
 
 def relation_table(
     spec: TableSpec, relation: Relation, catalog: CatalogTable | None, types: TypeCatalog,
     previous: SourceTable,
 ) -> SourceTable:  # fmt: skip
-    """The table as the log has it for the changes that follow."""
+    """The table as the log has it for the changes that follow. It keeps its version: that of the
+    catalog may be ahead of the log."""
     columns = {c.name: (c.type_oid, c.modifier) for c in relation.columns}
     key = _relation_key(relation, catalog, previous)
-    return _made(spec, relation.schema, relation.name, columns, key, types)
+    made = _made(spec, relation.schema, relation.name, columns, key, types)
+    return msgspec.structs.replace(made, version=previous.version)
 
 
 def _relation_key(
@@ -267,8 +285,12 @@ def _made(
 def copies(before: SourceTable, after: SourceTable, catalog: CatalogTable | None,
            same_files: bool) -> bool:  # fmt: skip
     """Whether rows may have changed without changes in the log. Not if columns were only dropped,
-    or added without a default while no row was written again."""
+    or added without a default while no row was written again. Columns in another order have each
+    other's names."""
     known = {column.name: column.type for column in before.columns}
+    present = [column.name for column in after.columns if column.name in known]
+    if present != [name for name in known if name in set(present)]:
+        return True
     bare = {c.name for c in catalog.columns if c.bare} if catalog and same_files else set()
     for column in after.columns:
         if column.name not in known:
@@ -277,3 +299,19 @@ def copies(before: SourceTable, after: SourceTable, catalog: CatalogTable | None
         elif known[column.name] != column.type:
             return True
     return before.key != after.key
+
+
+def rewritten(before: CatalogTable, after: CatalogTable, same_files: bool) -> bool:
+    """Whether a column has other values than the one that had its name before: it is another one
+    (renamed, or dropped and added), all rows were written again after it was altered, or a label of
+    its enumeration was renamed."""
+    known = {column.name: column for column in before.columns}
+    for column in after.columns:
+        old = known.get(column.name)
+        if old is None:
+            continue
+        if old.number != column.number or (old.xmin != column.xmin and not same_files):
+            return True
+        if any(column.labels.get(oid, label) != label for oid, label in old.labels.items()):
+            return True
+    return False
