@@ -55,6 +55,10 @@ _FIRST_SPARK = ("tests/spark/test_events", "tests/spark/test_maintenance", "test
 """About half of the tests of the pipeline. They share one Spark, the others share a second one."""
 
 
+_SERVERS = tuple(f"tests/integration/capture/{kind}/" for kind in ("mongodb", "mysql", "wal"))
+"""They start servers of their own."""
+
+
 class Together(LoadScopeScheduling):  # type: ignore[misc]
     """Distributes tests one by one, but gives one process all tests that share something slow to
     start: a Spark, or the gateways, browsers and shops of a file. xdist begins with the largest."""
@@ -62,6 +66,8 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_SPARK):
             return "first Spark" if nodeid.startswith(_FIRST_SPARK) else "second Spark"
+        if nodeid.startswith(_SERVERS):
+            return nodeid.rpartition("/")[0]
         if nodeid.startswith("tests/contract/sources/"):
             return f"source {nodeid.partition('[')[2].partition('-')[0]}"
         if nodeid.startswith(
