@@ -84,7 +84,9 @@ def _kind(message: Error, status: int) -> type[HeadwaterError]:
 
 
 def _kinds(kind: type[HeadwaterError]) -> list[type[HeadwaterError]]:
-    return [kind, *(each for child in kind.__subclasses__() for each in _kinds(child))]
+    """The public errors. Those that a module defines for itself have the code of their parent."""
+    children = [each for each in kind.__subclasses__() if each.__module__ == kind.__module__]
+    return [kind, *(each for child in children for each in _kinds(child))]
 
 
 def error_in_body(status: int, body: bytes) -> Error:
