@@ -7,6 +7,7 @@ has the same typed columns as those of the other sources, beside `_id` and `doc`
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
@@ -118,6 +119,7 @@ class MongoDriver:
             yield driver
         finally:
             await driver.close()
+            gc.collect()  # sockets that PyMongo left open: see the conftest of the suite
 
     @property
     def server(self) -> StandIn:

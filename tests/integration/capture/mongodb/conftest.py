@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,22 @@ from pymongo.asynchronous.database import AsyncDatabase
 from headwater.capture.mongodb.source import MongoSource
 from headwater.capture.source import SourceDefinition, TableSpec
 from tests.support.mongodb.process import REAL, StandIn, with_new_database
+
+UNRAISABLE = "pytest.PytestUnraisableExceptionWarning"
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """PyMongo does not close its socket when connecting is cancelled. It is collected here, so that
+    the warning belongs to this test and not to a later one."""
+    yield
+    gc.collect()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "/capture/mongodb/" in item.nodeid:
+            item.add_marker(pytest.mark.filterwarnings(f"ignore::{UNRAISABLE}"))
 
 
 @pytest.fixture(scope="session")
