@@ -516,3 +516,19 @@ def test_staged_files_that_were_never_committed_are_removed(
     run_once(spark, orders, lake)
     assert not left.exists()
     assert in_lake(lake) == logged(orders)
+
+
+def test_rows_that_the_driver_does_not_see_are_not_committed(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where tasks of another machine stage their files in a folder of their own."""
+    rows = spark.range(0, 10, numPartitions=2).withColumnRenamed("id", "seq")
+    delta.create(lake.events_path, _some_rows().schema)
+    found = delta.adopt_staged
+    with monkeypatch.context() as patched:
+        patched.setattr(delta, "adopt_staged", lambda *given: list(found(*given))[1:])
+        with pytest.raises(PipelineError, match=r"10 rows .* found 5\. Nothing was committed"):
+            delta.append_frame(lake.events_path, rows)
+    assert DeltaTable(lake.events_path).version() == 0
+    delta.append_frame(lake.events_path, rows)
+    assert DeltaTable(lake.events_path).to_pyarrow_dataset().count_rows() == 10

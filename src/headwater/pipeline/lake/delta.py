@@ -5,6 +5,9 @@ Spark's tasks, and then committed together with its number (`app_id`, `batch_id`
 is in the table is looked up in the version that the commit builds on. Delta refuses a commit on an
 older version, and the lookup is repeated. So a batch that is repeated after a crash, or written by
 two processes at once, is in the table once.
+
+Before every commit the driver checks that each file exists with its size: tasks on other machines
+may have written to a folder of their own.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from headwater import limits
 from headwater.errors import PipelineError
 from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.files import FileLocation
-from headwater.pipeline.lake.parquet import BLOOM_COLUMNS, adopt_staged, write_files
+from headwater.pipeline.lake.parquet import BLOOM_COLUMNS, adopt_staged, rows_of, write_files
 from headwater.pipeline.permissions import make_folders
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
 
 STAGE = "_stage"
 """The folder in which Spark writes before a commit. Delta ignores names that begin with `_`."""
@@ -95,7 +98,8 @@ def append_frame(
         return None
     place, stage = FileLocation.of(path), f"{STAGE}/{uuid4()}"
     columns = table.metadata().partition_columns
-    writer = frame.write.partitionBy(*columns).option("compression", "zstd")
+    counted, written = _counted(frame)
+    writer = counted.write.partitionBy(*columns).option("compression", "zstd")
     if blooms:
         # Filters of the size that they need, instead of a megabyte each.
         writer = writer.option("parquet.bloom.filter.adaptive.enabled", "true")
@@ -104,6 +108,7 @@ def append_frame(
     writer.parquet(f"{path}/{stage}")
     files = list(adopt_staged(place, stage))
     place.remove(stage)
+    _check_rows(place, files, written.get["rows"])
     return files if _commit(table, files, app_id, batch_id, metadata) else None
 
 
@@ -119,6 +124,7 @@ def replace(
     """Replace everything that a table has of these days, in one commit on the version that `table`
     is at. CommitFailedError where another commit came first."""
     files = write_files(path, rows, table.metadata().partition_columns)
+    check_written(table, files)
     table.create_write_transaction(
         list(files),
         "overwrite",
@@ -170,6 +176,47 @@ def append_files(
     return _commit(table, files, app_id, batch_id, metadata)
 
 
+def _counted(frame: DataFrame) -> tuple[DataFrame, Observation]:
+    """The frame, and how many `rows` of it Spark's tasks have written."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    observation = Observation()
+    return frame.observe(observation, f.count(f.lit(1)).alias("rows")), observation
+
+
+def _check_rows(place: FileLocation, files: Sequence[AddAction], rows: int) -> None:
+    """Raise PipelineError unless the driver found all rows that the tasks wrote."""
+    found = sum(map(rows_of, files))
+    if found != rows:
+        raise _not_shared(f"{rows} rows for the Delta table {place.base}, the driver found {found}")
+
+
+def check_written(table: DeltaTable, files: Sequence[AddAction]) -> None:
+    """Raise PipelineError unless the driver finds each file, with its size."""
+    place = FileLocation.of(table.table_uri)
+    found = place.system.get_file_info([place.below(file.path) for file in files])
+    wrong = [
+        (file, info) for file, info in zip(files, found, strict=True) if info.size != file.size
+    ]
+    if not wrong:
+        return
+    file, info = wrong[0]
+    state = "does not exist" if info.size is None else f"has {info.size} bytes"
+    raise _not_shared(
+        f"{len(files)} files for the Delta table {place.base}, the driver found"
+        f" {len(files) - len(wrong)}: {file.path} {state}, not {file.size}"
+    )
+
+
+def _not_shared(what: str) -> PipelineError:
+    return PipelineError(
+        f"Spark's tasks wrote {what}. Nothing was committed",
+        hint="The lake must be in a folder or under a URL that the driver and all executors share.",
+        retryable=True,
+    )
+
+
 def _commit(
     table: DeltaTable,
     files: Sequence[AddAction],
@@ -178,6 +225,7 @@ def _commit(
     metadata: dict[str, Any] | None,
 ) -> bool:
     failpoint("written")
+    check_written(table, files)
     properties = CommitProperties(
         app_transactions=None if app_id is None else [Transaction(app_id, batch_id)],
         custom_metadata=metadata,

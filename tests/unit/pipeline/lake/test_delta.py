@@ -1,0 +1,38 @@
+"""What is committed to a Delta table, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from headwater.errors import PipelineError
+from headwater.pipeline.lake import delta
+from headwater.pipeline.lake.parquet import write_files
+
+ROWS = pa.table({"seq": pa.array([1, 2, 3], pa.int64())})
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"), [(Path.unlink, "does not exist"), (cut, r"has \d+ bytes, not")]
+)
+def test_files_that_are_not_there_are_not_committed(
+    damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    """As where the tasks of another machine write to a folder of their own."""
+    path = str(tmp_path / "a lake")
+    table = delta.create(path, ROWS.schema)
+    files = [*write_files(path, ROWS, []), *write_files(path, ROWS, [])]
+    damage(Path(path, files[1].path))
+    with pytest.raises(PipelineError, match=f"wrote 2 files.*found 1: .*{message}"):
+        delta.append_files(table, files, app_id="app", batch_id=0)
+    assert DeltaTable(path).version() == 0
+    assert delta.append_files(table, files[:1], app_id="app", batch_id=0)
+    assert DeltaTable(path).to_pyarrow_dataset().count_rows() == ROWS.num_rows
