@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from headwater.pipeline.jobs.pipeline import run
 from headwater.pipeline.jobs.plan import EVENTS, PipelinePlan, StreamJob
 from headwater.pipeline.lake import delta, maintenance
 from headwater.pipeline.lake.events import last_offset
-from headwater.pipeline.lake.parquet import write_files
+from headwater.pipeline.lake.parquet import adopt_staged, write_files
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.checkpoints import Checkpoint, LakeLock
 from headwater.pipeline.stream.offsets import Offset
@@ -202,23 +203,65 @@ def test_a_lake_without_its_checkpoint(
     assert in_lake(lake) == logged(orders)
 
 
-def test_an_older_checkpoint_that_was_restored(
-    spark: SparkSession, orders: str, lake: Lake, tmp_path: Path
+@pytest.mark.parametrize(
+    ("restored", "unfinished"),
+    [("checkpoint", False), ("events", False), ("events and audit", True), ("nothing", True)],
+)
+def test_events_and_checkpoint_of_different_times(
+    restored: str, unfinished: bool, spark: SparkSession, orders: str, lake: Lake, tmp_path: Path
 ) -> None:
+    """A lake of which a part was restored continues from `events`."""
     execute(orders, insert(1, 5))
     run_once(spark, orders, lake)
-    shutil.copytree(lake.checkpoint("events"), tmp_path / "backup")
+    folders = {
+        "checkpoint": (lake.checkpoint("events"),),
+        "events": (lake.events_path,),
+        "events and audit": (lake.events_path, lake.audit_path),
+        "nothing": (),
+    }[restored]
+    for folder in folders:
+        shutil.copytree(folder, tmp_path / Path(folder).name)
     for first in (6, 11):
         execute(orders, insert(first, first + 4))
         run_once(spark, orders, lake)
-    shutil.rmtree(lake.checkpoint("events"))
-    shutil.copytree(tmp_path / "backup", lake.checkpoint("events"))
+    for folder in folders:
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / Path(folder).name, folder)
+    if unfinished:
+        _forget_last_commit(lake)
+    stream = Checkpoint(lake.checkpoint("events")).query_id
     execute(orders, insert(16, 20))
-    with pytest.raises(PipelineError, match="older than the lake"):
-        run_once(spark, orders, lake)
-    shutil.rmtree(lake.checkpoint("events"))
     run_once(spark, orders, lake)
     assert in_lake(lake) == logged(orders)
+    counted = DeltaTable(lake.audit_path).to_pyarrow_table().column("changes").to_pylist()
+    assert sum(counted) == len(logged(orders))
+    assert (Checkpoint(lake.checkpoint("events")).query_id == stream) == (restored == "nothing")
+
+
+def test_a_lake_whose_events_were_removed(spark: SparkSession, orders: str, lake: Lake) -> None:
+    """The checkpoint is not believed: the events are written again."""
+    execute(orders, insert(1, 5))
+    run_once(spark, orders, lake)
+    shutil.rmtree(lake.events_path)
+    run_once(spark, orders, lake)
+    assert in_lake(lake) == logged(orders)
+    counted = DeltaTable(lake.audit_path).to_pyarrow_table().column("changes").to_pylist()
+    assert sum(counted) == len(logged(orders))
+
+
+def test_a_second_writer_that_has_come_first(lake: Lake) -> None:
+    """A lake under a URL has no lock: the batch of another stream must not be written twice."""
+    rows = _some_rows()
+    delta.create(lake.events_path, rows.schema)
+    one, two = DeltaTable(lake.events_path), DeltaTable(lake.events_path)
+    files = [write_files(lake.events_path, rows, []) for _ in "12"]
+    for table, app, each in ((one, "one", files[0]), (two, "two", files[1])):
+        raised = pytest.raises(PipelineError, match="other writers") if table is two else None
+        with raised or nullcontext():
+            delta.append_files(
+                table, each, app_id=app, batch_id=0, after=None, metadata={delta.OFFSET: app}
+            )
+    assert DeltaTable(lake.events_path).to_pyarrow_dataset().count_rows() == rows.num_rows
 
 
 def _job(**fields: Any) -> StreamJob:
@@ -524,9 +567,8 @@ def test_rows_that_the_driver_does_not_see_are_not_committed(
     """As where tasks of another machine stage their files in a folder of their own."""
     rows = spark.range(0, 10, numPartitions=2).withColumnRenamed("id", "seq")
     delta.create(lake.events_path, _some_rows().schema)
-    found = delta.adopt_staged
     with monkeypatch.context() as patched:
-        patched.setattr(delta, "adopt_staged", lambda *given: list(found(*given))[1:])
+        patched.setattr(delta, "adopt_staged", lambda *given: list(adopt_staged(*given))[1:])
         with pytest.raises(PipelineError, match=r"10 rows .* found 5\. Nothing was committed"):
             delta.append_frame(lake.events_path, rows)
     assert DeltaTable(lake.events_path).version() == 0

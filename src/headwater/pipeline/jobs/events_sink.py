@@ -5,10 +5,15 @@ reads and writes a batch that is one part of the log, which takes milliseconds; 
 for a larger one. Only the offsets of Spark's batch are used: see `ingest`. Before the commit, the
 shapes of the changed tables are saved, so that the lake can be read without the database. After it,
 the audit roll-up of the batch is committed under the same batch number.
+
+The offset in `events` is the truth. A batch must start where the table ends, so every batch is
+committed, also one without events. Where the checkpoint says otherwise, because one of the two was
+copied or restored, it is removed: the stream continues from the table.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -27,12 +32,16 @@ from headwater.pipeline.lake.parquet import write_files
 from headwater.pipeline.lake.shapes import ShapeRecorder
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.checkpoints import Checkpoint
+from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.sink import StreamSink
 from headwater.pipeline.stream.worker import LogSlice
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
+
+
+log = logging.getLogger(__name__)
 
 
 class EventsSink(StreamSink):
@@ -42,6 +51,8 @@ class EventsSink(StreamSink):
         self._lake = lake
         self._checkpoint = checkpoint
         self._table = delta.create(lake.events_path, STORED_EVENTS, ["day"])
+        self._stored = delta.offset_of(self._table)
+        self._is_obsolete = checkpoint.exists and not self._continues()
         self._audit = audit.AuditTable(lake.audit_path)
         self._shapes = ShapeRecorder(lake.shapes_path, url)
         self._reader = EventReader(url, checkpoint)
@@ -49,15 +60,49 @@ class EventsSink(StreamSink):
         maintenance.clean_stage(lake.events_path)
         self._repair_audit()
 
+    @property
+    def is_new_stream(self) -> bool:
+        return self._is_obsolete
+
+    def _continues(self) -> bool:
+        """Whether the checkpoint's next batch starts where the table ends, or is its last one."""
+        batch = self._checkpoint.next_batch
+        if self._starts_at_end(batch) or self._is_last(batch):
+            return True
+        log.warning(
+            "The checkpoint %s does not fit the lake, whose events end elsewhere: %s. The stream"
+            " continues from there.",
+            self._checkpoint.path,
+            self._stored or "there are none",
+        )
+        return False
+
+    def _starts_at_end(self, batch_id: int) -> bool:
+        """Whether a batch starts where the table ends."""
+        if self._stored is None:
+            return batch_id == 0
+        start = self._checkpoint.start(batch_id)
+        return start is not None and _text(start) == self._stored
+
+    def _is_last(self, batch_id: int) -> bool:
+        """Whether the table ends with this batch."""
+        if not self._checkpoint.has(batch_id):
+            return False
+        last = self._table.transaction_version(self._app_id)
+        return last == batch_id and _text(self._checkpoint.offset(batch_id)) == self._stored
+
+    @property
+    def _app_id(self) -> str:
+        return f"events/{self._checkpoint.query_id}"
+
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
-        app_id = f"events/{self._checkpoint.query_id}"
-        reached = msgspec.json.encode(self._checkpoint.offset(batch_id).to_dict()).decode()
-        if delta.knows(self._table, app_id, batch_id):
-            self._check_same(app_id, batch_id, reached)
+        app_id, reached = self._app_id, _text(self._checkpoint.offset(batch_id))
+        if self._is_last(batch_id):
             if self._audit.holds(app_id, batch_id):
                 return 0
             contents = audit.counted(self._reader.rows([part]) for part in self._parts(batch_id))
         else:
+            self._check_start(batch_id)
             self._shapes.record_new()
             contents = self._append(batch.sparkSession, app_id, batch_id, reached)
         failpoint("uncounted")
@@ -87,10 +132,15 @@ class EventsSink(StreamSink):
         else:
             rows = self._reader.rows(parts)
             files = write_files(path, rows, ["day"])
-        if files:
-            delta.append_files(
-                self._table, files, app_id=app_id, batch_id=batch_id, metadata=metadata
-            )
+        delta.append_files(
+            self._table,
+            files,
+            app_id=app_id,
+            batch_id=batch_id,
+            after=self._stored,
+            metadata=metadata,
+        )
+        self._stored = metadata[delta.OFFSET]
         return audit.counted(self._read(files) if rows is None else [rows])
 
     def _parts(self, batch_id: int) -> list[LogSlice]:
@@ -110,29 +160,31 @@ class EventsSink(StreamSink):
         """Count all events again where the roll-ups lack some and no batch will be repeated: in a
         lake from before there were roll-ups, and in one whose checkpoint was lost after a crash
         between the two commits."""
-        stored, counted = delta.offset_of(self._table), delta.offset_of(self._audit.table)
-        if stored is None or stored == counted or (counted and self._checkpoint.exists):
+        stored, counted = self._stored, delta.offset_of(self._audit.table)
+        exists = self._checkpoint.exists and not self._is_obsolete
+        if stored == counted or (counted and exists):
             return
         app = None
-        if self._checkpoint.exists:
-            app_id = f"events/{self._checkpoint.query_id}"
-            last = self._table.transaction_version(app_id)
-            app = None if last is None else (app_id, last)
+        if exists:
+            last = self._table.transaction_version(self._app_id)
+            app = None if last is None else (self._app_id, last)
         self._audit.rebuild(self._lake.events(), app=app, offset=stored)
 
     def close(self) -> None:
         self._shapes.close()
         self._reader.close()
 
-    def _check_same(self, app_id: str, batch_id: int, reached: str) -> None:
-        """A batch that is in the table must be the last one, and end where that one ended.
-        Otherwise the checkpoint is an older copy: its batches hold other changes, and to skip them
-        would lose these."""
-        last = self._table.transaction_version(app_id)
-        if last != batch_id or delta.offset_of(self._table) != reached:
+    def _check_start(self, batch_id: int) -> None:
+        """To write a batch that starts elsewhere would lose changes or double them."""
+        if not self._starts_at_end(batch_id):
             raise PipelineError(
-                f"the checkpoint {self._checkpoint.path} is older than the lake: the checkpoint is"
-                f" at batch {batch_id}, the lake at batch {last}",
-                hint="Move that folder away: the stream then continues after the last position in "
-                "the lake.",
+                f"batch {batch_id} of the checkpoint {self._checkpoint.path} does not start where"
+                f" the lake ends: {self._stored or 'it has no events'}",
+                hint="Let only one pipeline write to the lake. The next start continues from the "
+                "lake.",
+                retryable=True,
             )
+
+
+def _text(offset: Offset) -> str:
+    return msgspec.json.encode(offset.to_dict()).decode()

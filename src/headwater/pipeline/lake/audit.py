@@ -144,15 +144,21 @@ class AuditTable:
             table=self.table,
         )
 
-    def rebuild(self, events: DataFrame, *, app: tuple[str, int] | None, offset: str) -> None:
-        """Count all events again, for a lake with events that were not counted. Days whose events
-        were removed stay as they are."""
+    def rebuild(
+        self, events: DataFrame, *, app: tuple[str, int] | None, offset: str | None
+    ) -> None:
+        """Count all events again, for a lake with events that were not counted, or with fewer than
+        were counted. Days before the first event stay as they are: their events were removed."""
         counted = roll_up(events).toArrow().cast(AUDIT)
-        days = pc.unique(counted.column("day")).to_pylist()
         self.table.update_incremental()
-        delta.replace(
-            self.table, self._path, counted, days, app=app, metadata={delta.OFFSET: offset}
-        )
+        held = pa.table(self.table.get_add_actions(flatten=True)).column("partition.day")
+        first = pc.min(counted.column("day")).as_py()
+        days = {*pc.unique(counted.column("day")).to_pylist()} | {
+            day for day in held.to_pylist() if offset is None or (first and day >= first)
+        }
+        metadata = None if offset is None else {delta.OFFSET: offset}
+        if days:
+            delta.replace(self.table, self._path, counted, sorted(days), app=app, metadata=metadata)
         self.table.update_incremental()
 
 

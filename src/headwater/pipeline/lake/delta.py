@@ -12,7 +12,7 @@ may have written to a folder of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,11 +169,13 @@ def append_files(
     *,
     app_id: str,
     batch_id: int,
-    metadata: dict[str, Any] | None = None,
+    after: str | None,
+    metadata: dict[str, Any],
 ) -> bool:
     """Add files to the table as one batch; False if the table has it already. `table` is at a
-    version without the batch."""
-    return _commit(table, files, app_id, batch_id, metadata)
+    version without the batch, and at the offset `after`. PipelineError if another writer has taken
+    it to another offset."""
+    return _commit(table, files, app_id, batch_id, metadata, lambda: offset_of(table) == after)
 
 
 def _counted(frame: DataFrame) -> tuple[DataFrame, Observation]:
@@ -223,6 +225,7 @@ def _commit(
     app_id: str | None,
     batch_id: int,
     metadata: dict[str, Any] | None,
+    follows: Callable[[], bool] = lambda: True,
 ) -> bool:
     failpoint("written")
     check_written(table, files)
@@ -249,6 +252,8 @@ def _commit(
         table.update_incremental()
         if app_id is not None and holds(table, app_id, batch_id):
             return False
+        if not follows():
+            break
     raise PipelineError(
         f"the Delta table {table.table_uri} could not be written, because other writers commit to"
         f" it at the same time: {refused}",

@@ -69,9 +69,11 @@ def last_offset(path: str) -> Offset | None:
     """The offset up to which the table at the path has every event; None for a table without
     events. PipelineError where the table has events and its commits name no offset."""
     table = delta.open_table(path)
-    if table is None or table.version() == 0:
+    if table is None:
         return None
     found = delta.offset_of(table)
+    if found is None and not table.file_uris():
+        return None
     if found is None:
         raise PipelineError(
             f"the checkpoint of {path} is missing, and no commit of that table says up to which"

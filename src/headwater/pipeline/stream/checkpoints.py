@@ -1,10 +1,11 @@
 """The checkpoint of a stream, and the lock of a lake.
 
 Spark stores three things in a checkpoint: the stream's id, the offset at which each batch ends
-(before the batch runs), and which batches are done. We read the first two: the id names the stream
-in Delta's commits, the offset is the position of a commit. A checkpoint that cannot be read is an
-error before Spark reads it. The file `begin` beside it has the offset at which the stream began. It
-is written before the first batch, so that this batch is the same when it is repeated.
+(before the batch runs), and which batches are done. The id names the stream in Delta's commits, the
+offset is the position of a commit, and the batches say which one is next. A checkpoint that cannot
+be read is an error before Spark reads it. The file `begin` beside it has the offset at which the
+stream began. It is written before the first batch, so that this batch is the same when it is
+repeated.
 """
 
 from __future__ import annotations
@@ -62,6 +63,22 @@ class Checkpoint:
             return Offset.from_dict(self._decoded(name, lines[2]))
         except ValueError as error:
             raise self._unreadable(name, str(error)) from error
+
+    def has(self, batch: int) -> bool:
+        """Whether a batch is planned, and its end known."""
+        return self._place.exists(f"offsets/{batch}")
+
+    def start(self, batch: int) -> Offset | None:
+        """Where a batch starts; None for one that starts where the log began."""
+        return self.offset(batch - 1) if batch else self.begin
+
+    @property
+    def next_batch(self) -> int:
+        """The number of the batch that Spark runs next: one that is planned and not done, else a
+        new one."""
+        planned, done = self._batches("offsets"), self._batches("commits")
+        last = max(planned, default=-1)
+        return last + 1 if last < 0 or last in done else last
 
     def check(self) -> None:
         """Raise PipelineError for a checkpoint from which Spark could not continue."""

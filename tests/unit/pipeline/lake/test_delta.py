@@ -32,7 +32,7 @@ def test_files_that_are_not_there_are_not_committed(
     files = [*write_files(path, ROWS, []), *write_files(path, ROWS, [])]
     damage(Path(path, files[1].path))
     with pytest.raises(PipelineError, match=f"wrote 2 files.*found 1: .*{message}"):
-        delta.append_files(table, files, app_id="app", batch_id=0)
+        delta.append_files(table, files, app_id="app", batch_id=0, after=None, metadata={})
     assert DeltaTable(path).version() == 0
-    assert delta.append_files(table, files[:1], app_id="app", batch_id=0)
+    assert delta.append_files(table, files[:1], app_id="app", batch_id=0, after=None, metadata={})
     assert DeltaTable(path).to_pyarrow_dataset().count_rows() == ROWS.num_rows
