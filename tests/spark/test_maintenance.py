@@ -3,6 +3,7 @@ events are removed."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from typer.testing import CliRunner
 
 from headwater import limits
+from headwater.commands.cli import app
 from headwater.errors import PipelineError, ResyncRequired
 from headwater.model import Position
 from headwater.pipeline.jobs.plan import PipelinePlan
@@ -232,10 +235,56 @@ def test_the_stream_updates_the_roll_ups(
     assert lake.audit(["user"]).filter("user = 'ann'").collect()[0]["changes"] == 1
 
 
+def test_every_change_is_counted_once(
+    url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that only the log has, those that are in the lake and not in the roll-ups, and
+    those of a batch that is committed while the counts are read."""
+    lake = lake_at(tmp_path, spark)
+    execute(url, ITEMS, "select headwater.enable_reactivity('items')")
+
+    def add(count: int) -> None:
+        execute(url, "insert into items select (select count(*) from items) + i"
+                f" from generate_series(1, {count}) i")  # fmt: skip
+
+    def inserted(found: Lake, **bounds: datetime) -> int:
+        rows = found.audit(["operation"], **bounds).filter("operation = 'insert'").collect()
+        return int(rows[0]["changes"]) if rows else 0
+
+    add(3)  # with the reset: 4
+    run_once(spark, url, lake, snapshot_events=0)
+    add(4)
+    assert (inserted(lake), inserted(lake.with_log(url))) == (3, 7)
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    assert inserted(lake.with_log(url), since=today - timedelta(days=1)) == 7
+    assert inserted(lake.with_log(url), until=today - timedelta(days=1)) == 0
+    command = ["audit", "--by", "operation", "--json", "--lake", lake.root, "--url", url]
+    printed = CliRunner().invoke(app, command, catch_exceptions=False).stdout
+    assert {row["operation"]: row["changes"] for row in map(json.loads, printed.splitlines())} == {
+        "insert": 7, "reset": 1,
+    }  # fmt: skip
+
+    def uncounted(*_: object, **__: object) -> bool:
+        raise PipelineError("between the two commits")
+
+    with monkeypatch.context() as crash:
+        crash.setattr(audit.AuditTable, "add", uncounted)
+        with pytest.raises(PipelineError, match="between the two"):
+            run_once(spark, url, lake, rows_max=2, snapshot_events=0)
+    assert (in_lake_count(lake), inserted(lake)) == (6, 5)
+    add(1)
+    assert inserted(lake.with_log(url)) == 8
+    opened = lake.with_log(url)
+    run_once(spark, url, lake, rows_max=2, snapshot_events=0)
+    assert (inserted(opened), inserted(lake), inserted(lake.with_log(url))) == (8, 8, 8)
+
+
+def in_lake_count(lake: Lake) -> int:
+    return int(DeltaTable(lake.events_path).to_pyarrow_table(columns=["seq"]).num_rows)
+
+
 def _apps(path: str) -> set[str]:
     """The streams that have written to a table."""
-    import json
-
     found: set[str] = set()
     for file in Path(path, "_delta_log").glob("*.json"):
         actions = map(json.loads, file.read_text().splitlines())

@@ -126,6 +126,7 @@ def audit(
         ),
     ] = "user,table,operation",
     lake: LakeFolder = None,
+    url: LogUrl = None,
     format: FormatOption = None,
     output: OutputFile = None,
     json: Json = False,
@@ -140,7 +141,7 @@ def audit(
     start = _midnight() if today else _instant(since)
     names = [name.strip() for name in by.split(",") if name.strip()]
     request = AuditRequest(tuple(names), start, _instant(until), limit=printer.limit)
-    printer.print(_answer(lake, request))
+    printer.print(_answer(lake, request, _log_url(url)))
 
 
 def _instant(text: str | None) -> datetime | None:

@@ -12,12 +12,13 @@ may have written to a folder of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
@@ -301,20 +302,35 @@ _CARRIED, _CARRIED_FROM = "carried", "carried_from"
 
 
 def offset_of(table: DeltaTable) -> str | None:
-    """The offset up to which the table has every change, from the newest commit that has one.
-    Commits that join or remove files repeat the offset they found (`carrying`) and its version: a
-    later batch overrides it."""
+    """The offset up to which the version that `table` is at has every change: from its newest
+    commit that has one. Commits that join or remove files repeat the offset they found (`carrying`)
+    and its version: a later batch overrides it."""
     carried: str | None = None
     since = -1
-    for count in (limits.DELTA_HISTORY_COMMITS // 500, limits.DELTA_HISTORY_COMMITS):
-        for entry in table.history(count):
-            if entry["version"] <= since:
-                return carried
-            if OFFSET in entry:
-                return str(entry[OFFSET])
-            if carried is None and _CARRIED in entry:
-                carried, since = str(entry[_CARRIED]), int(entry[_CARRIED_FROM])
+    for version, entry in _commits(table):
+        if version <= since:
+            return carried
+        if OFFSET in entry:
+            return str(entry[OFFSET])
+        if carried is None and _CARRIED in entry:
+            carried, since = str(entry[_CARRIED]), int(entry[_CARRIED_FROM])
     return carried
+
+
+def _commits(table: DeltaTable) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The commits up to the version that `table` is at, the newest first. Not `table.history`: that
+    begins with the newest commit of all, and calls it by the version that `table` is at."""
+    log = FileLocation.of(table.table_uri)
+    last = table.version()
+    for version in range(last, max(-1, last - limits.DELTA_HISTORY_COMMITS), -1):
+        try:
+            content = log.read(f"_delta_log/{version:020}.json")
+        except FileNotFoundError:  # cleaned away
+            return
+        for line in content.splitlines():
+            action = msgspec.json.decode(line)
+            if "commitInfo" in action:
+                yield version, action["commitInfo"]
 
 
 def carrying(table: DeltaTable) -> CommitProperties | None:

@@ -21,7 +21,9 @@ from headwater.errors import ResyncRequired
 from headwater.limits import TRANSACTION_PART_CHANGES
 from headwater.log.images import ImageDecoder
 from headwater.model import NO_ACTOR, Actor, Change, Op, Origin, Position, Table, Transaction
+from headwater.pipeline.lake.events import after_offset
 from headwater.pipeline.lake.moments import Moment, contained
+from headwater.pipeline.stream.offsets import Offset
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -60,6 +62,12 @@ def between(events: DataFrame, since: Moment | None, until: Moment | None) -> Da
     if isinstance(since, Position):
         events = events.filter(of_log(since))
     return events if since is None else events.filter(~inside(since))
+
+
+def after(events: DataFrame, offset: Offset) -> DataFrame:
+    """The events after an offset, of its log."""
+    own = events.filter(of_log(offset.position) & ~contained(offset.position))
+    return after_offset(own, offset)
 
 
 def position_at(events: DataFrame, reached: Position, when: datetime) -> Moment:

@@ -595,7 +595,7 @@ class Lake:
         since, until = (None if each is None else _utc(each) for each in (since, until))
         whole = all(each is None or each.time() == datetime.min.time() for each in (since, until))
         if whole and delta.open_table(self.audit_path) is not None:
-            return audit.summary(self._pinned()._rolled(since, until), by)
+            return audit.summary(self._rolled(since, until), by)
         # Counts of parts of days need the events.
         self._check_retention(since or _BEGINNING)
         events = self.events(since and since.date(), until and until.date())
@@ -606,18 +606,40 @@ class Lake:
         return audit.summary(audit.roll_up(events), by)
 
     def _rolled(self, since: datetime | None, until: datetime | None) -> DataFrame:
+        """The counts of whole days: those of the audit table, and of the changes after it."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
+        # Opened before the events: a batch is counted after it is in the events. So the counts are
+        # never ahead of the events, and the changes between the two are known by the offset.
+        table = DeltaTable(self.audit_path)
+        pinned = Lake(self.root, self._spark).with_log(self._url)._pinned()
         bounds = ((">=", since), ("<", until))
         filters = [("day", sign, at.date().isoformat()) for sign, at in bounds if at is not None]
-        stored = delta.read(self.spark, self.audit_path, from_arrow_schema(audit.AUDIT), filters)
-        if self._tail is None or not self._tail.has_rows:
+        schema = from_arrow_schema(audit.AUDIT)
+        stored = delta.read(self.spark, self.audit_path, schema, filters, table=table)
+        events = pinned._uncounted(delta.offset_of(table))
+        if events is None:
             return stored
-        late = audit.roll_up(tail.changes(self.spark, self._tail))
+        late = audit.roll_up(events)
         for sign, at in bounds:
             if at is not None:
                 late = late.filter(f"day {sign} date'{at.date()}'")
         return stored.unionByName(late)
+
+    def _uncounted(self, counted: str | None) -> DataFrame | None:
+        """The changes after an offset of the audit table; None if there are none. For a table of an
+        earlier release, which has no offset, those that are not in the lake yet."""
+        stored = delta.open_table(self.events_path, self._version)
+        if stored is None or not counted or counted == delta.offset_of(stored):
+            if self._tail is None or not self._tail.has_rows:
+                return None
+            return tail.changes(self.spark, self._tail)
+        offset = Offset.from_dict(msgspec.json.decode(counted))
+        reached = self.reached()
+        if reached is not None and reached.log != offset.position.log:
+            # The database was restored since: transactions of the present log have other numbers.
+            return self._events().filter(changes_.of_log(reached))
+        return changes_.after(self._events(among=f"xid >= {offset.position.xmin}"), offset)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

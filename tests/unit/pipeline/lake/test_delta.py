@@ -36,3 +36,22 @@ def test_files_that_are_not_there_are_not_committed(
     assert DeltaTable(path).version() == 0
     assert delta.append_files(table, files[:1], app_id="app", batch_id=0, after=None, metadata={})
     assert DeltaTable(path).to_pyarrow_dataset().count_rows() == ROWS.num_rows
+
+
+def test_the_offset_is_that_of_the_version_that_was_opened(tmp_path: Path) -> None:
+    """A reader that takes the offset of a later commit misses the changes of that commit."""
+    path = str(tmp_path / "größe 100%" / "events")
+    delta.create(path, ROWS.schema)
+    for batch in (1, 2):
+        delta.append(path, ROWS, app_id="a", batch_id=batch, metadata={"offset": f"o{batch}"})
+    opened = DeltaTable(path)
+    delta.append(path, ROWS, app_id="a", batch_id=3, metadata={"offset": "o3"})
+    assert [delta.offset_of(DeltaTable(path, version=each)) for each in range(4)] == [
+        None, "o1", "o2", "o3",
+    ]  # fmt: skip
+    assert delta.offset_of(opened) == "o2"
+    # Files are joined: the offset stays, also for a version of before.
+    table = DeltaTable(path)
+    table.optimize.compact(commit_properties=delta.carrying(table))
+    assert delta.offset_of(DeltaTable(path)) == "o3"
+    assert delta.offset_of(DeltaTable(path, version=2)) == "o2"
