@@ -12,10 +12,12 @@ from benchmarks import (
     hostile,
     live,
     loop,
+    past,
     pipeline,
     queries,
     reader,
     topics,
+    views,
     wal_writers,
 )
 from benchmarks.measure import report
@@ -33,7 +35,9 @@ def main() -> None:
     report("Topics, from signal to viewer", topics.run(large=large))
     report("How long one input keeps the loop busy", loop.run(large=large))
     report("What one hostile user costs another", hostile.run(large=large))
+    report("The past of a row, without Spark", past.run(large=large))
     report("The pipeline", pipeline.run(large=large))
+    report("Streaming views", views.run(large=large))
     live.main()
 
 

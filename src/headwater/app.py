@@ -429,8 +429,9 @@ class Headwater:
     def asgi(self) -> Starlette:
         """The gateway as an ASGI app, which can be served or mounted. It works while Headwater
         runs: serve it directly, or give the application that mounts it `lifespan=hw.lifespan`."""
-        from headwater.admin.routes import routes
+        from headwater.admin import routes as admin
         from headwater.gateway.http.app import create_app
+        from headwater.past import routes as past
 
         if self._app is None:
             if self._started:
@@ -442,7 +443,10 @@ class Headwater:
                 self._running_gateway,
                 origins=self.settings.gateway.origins,
                 lifespan=self.lifespan,
-                more=routes(self._running_gateway),
+                more=[
+                    *admin.routes(self._running_gateway),
+                    *past.routes(self._running_gateway),
+                ],
             )
         return self._app
 

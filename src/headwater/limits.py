@@ -612,6 +612,11 @@ error."""
 SPARK_BATCH_CHANGES = 200_000
 """Changes in one batch of the data source `headwater`, unless `maxRows` sets another number."""
 
+SPARK_HEAP_BYTES = (1024 * 1024 * 1024, 8 * 1024 * 1024 * 1024)
+"""The least and the most memory that Spark's Java may take for its heap, unless `[lake] memory`
+sets it: within these, a quarter of the memory of the machine or of its container. Without memory
+Java ends, and the pipeline starts it again."""
+
 SPARK_PLANNING_PATIENCE_SECONDS = 30.0
 """How long the data source tries to reach a lost database before the stream fails."""
 
@@ -622,6 +627,9 @@ DELTA_HISTORY_COMMITS = 10_000
 """Commits of a Delta table that are searched for the position that the table reaches. Headwater's
 commits have it, those of other programs do not. If the checkpoint is lost and no commit has it, the
 stream does not start."""
+
+LAKE_COMPACT_SECONDS = 10.0
+"""How often a running pipeline checks whether the lake has many small files, and joins them."""
 
 LAKE_VACUUM_SECONDS = 86_400.0
 """How often a running pipeline removes files that no longer belong to the lake."""
@@ -647,9 +655,91 @@ LAKE_SNAPSHOT_EVENTS = 100_000
 """The pipeline makes another snapshot of a table after this many changes, unless `[lake] snapshots`
 sets another number."""
 
+SNAPSHOT_CHUNK_BYTES = 32 * 1024 * 1024
+"""A table is read in ranges of blocks of about this size, including its large values. Finished ones
+are not read again after a crash."""
+
+SNAPSHOT_READERS_MAX = 8
+"""Connections over which a snapshot or the build of a view reads at a time. Further ranges wait."""
+
+VIEW_BUILD_CHUNK_BYTES = 16 * 1024 * 1024
+"""The build of a streaming view reads its tables in chunks of about this size."""
+
+VIEW_BUILD_CHUNKS = 4
+"""Chunks that one job of a build reads, aggregates and writes. Its progress is known after each."""
+
+VIEW_TOUCHED_VALUES_MAX = 10_000
+"""Different values of a column that changes of a batch may touch in a streaming view that reads its
+tables by them. With more, the view is built again, which is faster."""
+
+VIEW_DRIVER_CHANGES_MAX = 50_000
+"""Changes whose effect on a streaming view the driver itself writes to PostgreSQL. What more
+changes add is written by Spark's tasks."""
+
+VIEW_CONNECTIONS_MAX = 8
+"""Connections over which all streaming views of a pipeline write. Further views wait."""
+
+VIEWS_AT_ONCE = 4
+"""Streaming views that apply a batch at a time. Others wait."""
+
+VIEWS_BEHIND_AT_ONCE = 2
+"""Streaming views that are built, or catch up, at a time. Others wait."""
+
+VIEW_BATCH_SECONDS = 5.0
+"""How long the stream of all views waits for the slowest. A slower view catches up by itself."""
+
+VIEW_POSITION_SECONDS = 60.0
+"""How often the position of a streaming view that did not change is stored."""
+
+SNAPSHOT_LOCK_SECONDS = 2.0
+"""How long the read of a table waits for a lock. A table that is being altered is read later."""
+
+SNAPSHOT_WATCH_SECONDS = 10.0
+"""How often a running pipeline looks in the catalog for tables that were altered. A table with
+other files, columns or triggers than its last snapshot is read again."""
+
+SNAPSHOT_GROUP_TABLES = 200
+"""Tables that are read in one snapshot of the database, and locked at a time. Further ones are read
+in the next."""
+
+TABLES_MERGE_CHANGES_MAX = 100_000
+"""Changes of a table that the driver merges into its typed tables. More of them are written by
+Spark's tasks, which write the table's open versions again."""
+
+TABLES_MERGE_BYTES_MAX = 64 * 1024 * 1024
+"""Characters of the rows in these changes. More are written by Spark's tasks."""
+
+RECONCILE_READERS_MAX = 2
+"""Connections over which `headwater pipeline reconcile` reads a table at a time, so that the
+database has little load. Further parts of the table wait."""
+
+RECONCILE_CHECK_SECONDS = 60.0
+"""How often a running pipeline checks which tables are due to be compared with the lake."""
+
+RECONCILE_STATEMENT_SECONDS = 300.0
+"""How long the server may take for one part of a table that is compared with the lake. Then the
+comparison of this table fails."""
+
+RECONCILE_BUCKETS_LISTED_MAX = 4_096
+"""Buckets of rows that differ and are read alone. Where more of them differ, all rows of the table
+are compared by key."""
+
+RECONCILE_KEYS_MAX = 1_000
+"""Keys of rows that differ which are reported for a table. The others are counted."""
+
 LAKE_SNAPSHOTS_DENSE_DAYS = 7
 """Of snapshots older than this, only the last one of each day stays, if it was computed from
 events: it could be computed again."""
+
+LAKE_POINT_BYTES_MAX = 2 * 1024**3
+"""Bytes of the files in which a request about single rows may find something, by the statistics of
+the Delta tables. Spark answers a larger one."""
+
+LAKE_SMALL_TABLE_BYTES = 4 * 1024 * 1024
+"""The same for a request for all rows of a table. Spark answers a larger one."""
+
+LAKE_POINT_KEYS_MAX = 20
+"""Rows that a request may name by a filter over the key to be answered without Spark."""
 
 LAKE_REQUESTS_AT_ONCE = 4
 """Requests about the lake that a running pipeline handles at a time. Further ones wait."""
@@ -668,6 +758,10 @@ lake."""
 SPARK_LOG_BYTES_MAX = 8 * 1024 * 1024
 """The size at which the file with the output of Spark is renamed to `….old`, which replaces the one
 before."""
+
+CLASS_ARCHIVE_UNUSED_SECONDS = 30 * 86_400.0
+"""An archive of Spark's classes that no Spark has used for this time is removed when another one is
+made."""
 
 CLASS_ARCHIVE_SECONDS = 600.0
 """How long making an archive of Spark's classes may take. Then `headwater pipeline warm` fails."""
@@ -706,6 +800,21 @@ ADMIN_HISTORY_ROWS_MAX = 500
 ADMIN_IMAGE_CHARS_MAX = 50_000
 """Characters of a row that a search in the log shows. Larger rows are listed without their
 values."""
+
+PAST_REQUESTS_AT_ONCE = 4
+"""Requests about the past of a row that a gateway handles at a time; further ones wait."""
+
+PAST_REQUESTS_PER_USER = 2
+"""The same for one user; further ones are refused (`past_requests_per_user`)."""
+
+PAST_SECONDS_MAX = 10.0
+"""How long such a request may take, waiting included."""
+
+PAST_BYTES_MAX = 512 * 1024 * 1024
+"""Bytes of the files in which such a request may find something. A larger one is refused."""
+
+PAST_VERSIONS_MAX = 200
+"""Versions of a row in one answer; the answer says how to get those before."""
 
 ADMIN_LAKE_REQUESTS_AT_ONCE = 1
 """Requests of admins to the lake that a gateway handles at a time; further ones wait."""

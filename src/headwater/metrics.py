@@ -144,13 +144,15 @@ class Metrics:
 
 
 class PipelineMetrics:
-    """The metrics of a running pipeline, for each of its streams."""
+    """The metrics of a running pipeline: of its streams and the jobs beside them, of the Delta
+    tables of its lake, and of the tables that it compares with the lake."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
 
-        def gauge(name: str, help: str) -> Gauge:
-            return Gauge(f"headwater_pipeline_{name}", help, ("stream",), registry=registry)
+        def gauge(name: str, help: str, *labels: str) -> Gauge:
+            names = labels or ("stream",)
+            return Gauge(f"headwater_pipeline_{name}", help, names, registry=registry)
 
         self.up = gauge("up", "1 while the stream runs")
         self.changes = gauge("changes", "Changes processed since the start")
@@ -163,6 +165,20 @@ class PipelineMetrics:
             "behind_seconds", "Age of the oldest change that is not processed yet"
         )
         self.restarts = gauge("restarts", "How often the stream was restarted")
+        self.state = gauge("state", "1 for the state that the stream is in", "stream", "state")
+        self.error = gauge("error", "1 while the stream reports an error")
+        self.lake_files = gauge("lake_files", "Files of a table of the lake", "table")
+        self.lake_small_files = gauge("lake_small_files", "Those below a megabyte", "table")
+        self.lake_bytes = gauge("lake_bytes", "Bytes of these files", "table")
+        self.lake_commit_timestamp_seconds = gauge(
+            "lake_commit_timestamp_seconds", "Time of the last commit to the table", "table"
+        )
+        self.drift_rows = gauge(
+            "drift_rows", "Rows that differ from the lake and are not repaired", "table"
+        )
+        self.compared_timestamp_seconds = gauge(
+            "compared_timestamp_seconds", "Time when the table was last compared", "table"
+        )
 
     def render(self) -> bytes:
         """The text for Prometheus."""

@@ -123,6 +123,16 @@ async def test_every_page_follows_its_data(
 
     await opened(page, served, "pipeline")
     await expect(page.locator("svg.plot polyline").first).to_be_attached()
+    await connection.execute(
+        "insert into headwater.pipeline (name, state, owner, changes, error, task, task_done,"
+        " task_total) values"
+        " ('reconcile', 'running', 'x', 7, 'orders: 1 row different', null, null, null),"
+        " ('snapshots', 'running', 'x', 9, null, 'reading 3 tables', 2, 5)"
+    )
+    job = page.locator("tr", has_text="reconcile")
+    await expect(job).to_contain_text("7 rows compared")
+    await expect(job).to_contain_text("orders: 1 row different")
+    await expect(page.locator("tr", has_text="snapshots")).to_contain_text("reading 3 tables: 40 %")
 
 
 async def test_sources(served: Served, page: Page, connection: Connection, tmp_path: Path) -> None:

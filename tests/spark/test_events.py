@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater import limits
 from headwater.errors import ConfigError, PipelineError, ResyncRequired
+from headwater.pipeline.compaction import choice, tables
 from headwater.pipeline.jobs.events_sink import EventsSink
 from headwater.pipeline.jobs.pipeline import run
 from headwater.pipeline.jobs.plan import EVENTS, PipelinePlan, StreamJob
@@ -162,27 +163,6 @@ def _is_quiet(url: str) -> bool:
 # ------------------------------------------------------------------------ once
 
 
-def test_a_batch_that_is_in_the_lake_is_skipped(
-    spark: SparkSession, orders: str, lake: Lake
-) -> None:
-    execute(orders, insert(1, 30))
-    run_once(spark, orders, lake)
-    _forget_last_commit(lake)
-    execute(orders, insert(31, 40))
-    run_once(spark, orders, lake)
-    assert in_lake(lake) == logged(orders)
-
-
-def _forget_last_commit(lake: Lake) -> None:
-    """As after a crash between the commit to Delta and Spark's record of the batch."""
-    commits = Path(lake.checkpoint("events"), "commits")
-    last = max(
-        (each for each in commits.iterdir() if each.name.isdigit()), key=lambda p: int(p.name)
-    )
-    last.unlink()
-    (commits / f".{last.name}.crc").unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize("rows_max", [None, 7])
 def test_a_lake_without_its_checkpoint(
     rows_max: int | None, spark: SparkSession, orders: str, lake: Lake
@@ -203,12 +183,9 @@ def test_a_lake_without_its_checkpoint(
     assert in_lake(lake) == logged(orders)
 
 
-@pytest.mark.parametrize(
-    ("restored", "unfinished"),
-    [("checkpoint", False), ("events", False), ("events and audit", True), ("nothing", True)],
-)
-def test_events_and_checkpoint_of_different_times(
-    restored: str, unfinished: bool, spark: SparkSession, orders: str, lake: Lake, tmp_path: Path
+@pytest.mark.parametrize("restored", ["checkpoint", "events", "audit", "events and audit"])
+def test_parts_of_a_lake_of_different_times(
+    restored: str, spark: SparkSession, orders: str, lake: Lake, tmp_path: Path
 ) -> None:
     """A lake of which a part was restored continues from `events`."""
     execute(orders, insert(1, 5))
@@ -216,8 +193,8 @@ def test_events_and_checkpoint_of_different_times(
     folders = {
         "checkpoint": (lake.checkpoint("events"),),
         "events": (lake.events_path,),
+        "audit": (lake.audit_path,),
         "events and audit": (lake.events_path, lake.audit_path),
-        "nothing": (),
     }[restored]
     for folder in folders:
         shutil.copytree(folder, tmp_path / Path(folder).name)
@@ -227,19 +204,15 @@ def test_events_and_checkpoint_of_different_times(
     for folder in folders:
         shutil.rmtree(folder)
         shutil.copytree(tmp_path / Path(folder).name, folder)
-    if unfinished:
-        _forget_last_commit(lake)
-    stream = Checkpoint(lake.checkpoint("events")).query_id
     execute(orders, insert(16, 20))
     run_once(spark, orders, lake)
     assert in_lake(lake) == logged(orders)
     counted = DeltaTable(lake.audit_path).to_pyarrow_table().column("changes").to_pylist()
     assert sum(counted) == len(logged(orders))
-    assert (Checkpoint(lake.checkpoint("events")).query_id == stream) == (restored == "nothing")
 
 
 def test_a_lake_whose_events_were_removed(spark: SparkSession, orders: str, lake: Lake) -> None:
-    """The checkpoint is not believed: the events are written again."""
+    """They are written again."""
     execute(orders, insert(1, 5))
     run_once(spark, orders, lake)
     shutil.rmtree(lake.events_path)
@@ -288,7 +261,7 @@ class _Stopping(StreamSink):
         self._stops = stops
         self._inner = inner
 
-    def write(self, batch: DataFrame, batch_id: int) -> int | None:
+    def write(self, batch: DataFrame, batch_id: int) -> int:
         if self._stops.left == 0:
             raise self._stops.error
         self._stops.left -= 1
@@ -299,8 +272,8 @@ class _Stopping(StreamSink):
 
 
 class Nowhere(StreamSink):
-    def write(self, batch: DataFrame, batch_id: int) -> int | None:
-        return None
+    def write(self, batch: DataFrame, batch_id: int) -> int:
+        return 0
 
 
 # ------------------------------------------------------------------------ supervised
@@ -373,12 +346,12 @@ class Slow(Nowhere):
         self.begun, self.may_end, self.closed = (threading.Event() for _ in range(3))
         self.is_writing = self.was_torn = False
 
-    def write(self, batch: DataFrame, batch_id: int) -> int | None:
+    def write(self, batch: DataFrame, batch_id: int) -> int:
         self.is_writing = True
         self.begun.set()
         self.may_end.wait(60)
         self.is_writing = False
-        return None
+        return 0
 
     def close(self) -> None:
         self.was_torn = self.was_torn or self.is_writing
@@ -444,9 +417,9 @@ def test_two_writers_of_one_batch(lake: Lake) -> None:
     delta.create(lake.events_path, rows.schema)
     one, two = DeltaTable(lake.events_path), DeltaTable(lake.events_path)
     files = [write_files(lake.events_path, rows, []) for _ in "12"]
-    assert delta._commit(one, files[0], "app", 1, None)
-    assert not delta._commit(two, files[1], "app", 1, None)
-    assert delta._commit(two, files[1], "app", 2, None)
+    assert delta.commit(one, files[0], "app", 1, None)
+    assert not delta.commit(two, files[1], "app", 1, None)
+    assert delta.commit(two, files[1], "app", 2, None)
     assert DeltaTable(lake.events_path).to_pyarrow_dataset().count_rows() == 2 * rows.num_rows
 
 
@@ -456,25 +429,12 @@ def _some_rows() -> Any:
     return pa.table({"seq": pa.array([1, 2, 3], pa.int64())})
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("metadata", "{"),
-        ("metadata", "{}"),
-        ("offsets/0", ""),
-        ("offsets/0", "v1\n{}\nnonsense"),
-        ("offsets/0", 'v1\n{}\n{"snap": "7"}'),
-    ],
-)
-def test_an_unreadable_checkpoint(name: str, content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "v1\n{}\nnonsense", 'v1\n{}\n{"snap": "7"}'])
+def test_an_unreadable_checkpoint(content: str, tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
-    (tmp_path / "metadata").write_text('{"id": "5f2"}')
-    offset = '{"snap": "9f3a61c2-748:748:", "open": "", "seq": 0}'
-    (tmp_path / "offsets" / "0").write_text("v1\n{}\n" + offset)
-    Checkpoint(str(tmp_path)).check()
-    (tmp_path / name).write_text(content)
-    with pytest.raises(PipelineError, match=f"{tmp_path} cannot be read: {name}"):
-        Checkpoint(str(tmp_path)).check()
+    (tmp_path / "offsets" / "0").write_text(content)
+    with pytest.raises(PipelineError, match=f"{tmp_path} cannot be read: offsets/0"):
+        Checkpoint(str(tmp_path)).offset(0)
 
 
 @pytest.fixture
@@ -512,7 +472,7 @@ def test_a_full_disk(spark: SparkSession, orders: str, tiny_disk: Path) -> None:
 def test_small_files_are_joined(
     spark: SparkSession, orders: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_LAKE_COMPACT_COMMITS", 4)
+    monkeypatch.setattr(choice, "FILES_MAX", 4)
     execute(orders, insert(1, 40))
     run_once(spark, orders, lake, rows_max=4)
     assert DeltaTable(lake.events_path).version() > 10
@@ -521,7 +481,7 @@ def test_small_files_are_joined(
     monkeypatch.undo()
     execute(orders, insert(41, 60))
     run_once(spark, orders, lake, rows_max=4)
-    compacted = {each.table: each.files_after for each in maintenance.compact(lake.root)}
+    compacted = {each.table: each.files_after for each in tables.compact(lake.root, lambda: spark)}
     assert (compacted["events"], compacted["shapes"], compacted["audit"]) == (1, 1, 1)
     assert in_lake(lake) == logged(orders)
     execute(orders, insert(61, 62))

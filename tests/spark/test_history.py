@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from headwater.admin.history import from_lake
+from headwater.admin.history import Version, from_lake
 from headwater.commands.cli import app
 from headwater.errors import ConfigError, InvalidQuery
 from headwater.model import Position
 from headwater.pipeline.lake import audit
-from headwater.pipeline.reading.request_server import serving
-from headwater.pipeline.spark.shared_session import PipelineService, announced, private_socket
+from headwater.pipeline.lake.parquet import write_files
 from tests.support.lake.truth import Database, copy, fill, lake_at, opened
 
 if TYPE_CHECKING:
@@ -98,23 +96,19 @@ def test_history(shop: Shop) -> None:
     assert found[3]["valid_to"] is None
 
 
-def test_the_console_asks_a_running_pipeline(shop: Shop) -> None:
-    root, slots = shop.lake.root, asyncio.Semaphore(1)
-    assert asyncio.run(from_lake(root, "orders", ("42",), slots)) is None
-    with (
-        private_socket() as path,
-        serving(shop.lake, path, shop.url),
-        announced(root, PipelineService(os.getpid(), path)),
-    ):
-        found = asyncio.run(from_lake(root, "orders", ("42",), slots))
-        assert found is not None
-        assert [(version.op, version.user) for version in found[:3]] == [
-            ("truncate", None), ("insert", "ann"), ("delete", "bob"),
-        ]  # fmt: skip
-        assert found[1].after is not None
-        assert b'"amount":9.00' in bytes(found[1].after)
-        with pytest.raises(InvalidQuery, match="the key of orders"):
-            asyncio.run(from_lake(root, "orders", ("42", "43"), slots))
+def test_the_console_reads_the_lake(shop: Shop) -> None:
+    def read(*key: str) -> list[Version]:
+        slots = asyncio.Semaphore(1)
+        return asyncio.run(from_lake(shop.lake.root, shop.url, "orders", key, slots))
+
+    found = read("42")
+    assert [(version.op, version.user) for version in found[:3]] == [
+        ("truncate", None), ("insert", "ann"), ("delete", "bob"),
+    ]  # fmt: skip
+    assert found[1].after is not None
+    assert b'"amount":9.00' in bytes(found[1].after)
+    with pytest.raises(InvalidQuery, match="the key of orders"):
+        read("42", "43")
 
 
 def test_rows_from_before_capture(shop: Shop) -> None:
@@ -140,10 +134,10 @@ def test_audit(shop: Shop) -> None:
         ("bob", "delete"): 1,
         ("bob", "insert"): 1,
     }
-    counted = audit.counted([lake.events().toArrow()])
+    counted = audit.rolled(audit.counted(lake.events().toArrow()))
     rolled = audit.AuditTable(lake.audit_path)
-    for batch, added in ((1, True), (1, False), (2, True)):
-        assert rolled.add(counted, app_id="audit", batch_id=batch, offset="") is added
+    for _ in range(2):
+        rolled.add(write_files(lake.audit_path, counted, ["day"]), "")
     (total,) = lake.audit([]).toArrow().to_pylist()
     assert total["changes"] == 2 * 9
     day = total["first_at"].replace(hour=0, minute=0, second=0, microsecond=0)

@@ -82,7 +82,7 @@ def test_a_gap(loss: str, says: str, spark: SparkSession, url: str, tmp_path: Pa
             lake.as_of("orders", moment)
 
 
-def test_an_unreadable_checkpoint_has_a_way_out(
+def test_an_unreadable_checkpoint_is_replaced(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
     make_orders(url)
@@ -91,12 +91,6 @@ def test_an_unreadable_checkpoint_has_a_way_out(
     run_once(spark, url, lake)
     Path(lake.checkpoint("events"), "metadata").write_text("{")
     execute(url, insert(6, 9))
-    refused = headwater("pipeline", "run", "--once", "--lake", lake.root, "--url", url)
-    assert refused.returncode == 1
-    message = " ".join(refused.stderr.split())
-    assert "cannot be read: metadata" in message
-    assert "move the folder away" in message
-    Path(lake.checkpoint("events")).rename(tmp_path / "away")
     run_once(spark, url, lake)
     assert in_lake(lake) == logged(url)
 

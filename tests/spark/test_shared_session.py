@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from headwater.pipeline.reading.request_server import run_request
 from headwater.pipeline.reading.requests import AsOfRequest
 from headwater.pipeline.spark import shared_session
 from headwater.pipeline.spark.shared_session import PipelineService
-from tests.support.lake.processes import headwater, running
+from tests.support.lake.processes import free_port, headwater, running
 from tests.support.lake.tables import execute, in_lake, logged, make_orders, run_once
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,13 +62,6 @@ print(SparkSession.builder.remote(f"{sys.argv[1]}/;token=wrong").getOrCreate().r
 def orders(url: str) -> str:
     make_orders(url)
     return url
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater import Headwater, connect
-from headwater.pipeline.jobs.plan import JOBS, view_job
+from headwater.pipeline.jobs.plan import JOBS, views_job
 from headwater.pipeline.reading.lake import Lake
 from headwater.settings.groups import GatewaySettings
 from headwater.testing.gateway_process import Served, serving
@@ -173,7 +173,7 @@ async def test_a_streaming_view_and_the_past(
     view = shop.hw.views["revenue"]
 
     def pipeline() -> None:
-        run_once(spark, shop.url, lake, jobs=(*JOBS, view_job(view)))
+        run_once(spark, shop.url, lake, jobs=(*JOBS, views_job([view])))
 
     await asyncio.to_thread(pipeline)
     async with connect(gateway.url) as live, live.live("revenue", order="region") as revenue:

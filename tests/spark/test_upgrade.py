@@ -24,12 +24,11 @@ from headwater.capture.postgres import schema
 from headwater.commands.output import as_json, change_as_json
 from headwater.database import connect
 from headwater.errors import ResyncRequired
-from headwater.pipeline.jobs.plan import JOBS, view_job
-from headwater.pipeline.lake import maintenance
+from headwater.pipeline.compaction import tables
+from headwater.pipeline.jobs.plan import JOBS, views_job
 from headwater.pipeline.reading.request_server import run_request
 from headwater.pipeline.reading.requests import AuditRequest, LakeRequest, RowHistoryRequest
 from headwater.pipeline.replay import replay
-from headwater.pipeline.stream.checkpoints import Checkpoint
 from tests.support.lake.tables import execute, files_of, in_lake, logged, run_once
 from tests.support.lake.truth import in_order, rows_of
 from tests.support.mirrors import applied_sql
@@ -115,27 +114,22 @@ def without_position(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_the_pipeline_continues_exactly_once(lake: Lake, url: str, spark: SparkSession) -> None:
-    stream = Checkpoint(f"{lake.root}/_checkpoints/events")
-    stream_id, unfinished = stream.query_id, stream.offset(LAST)
     before, leftover = in_lake(lake), unknown_files(lake)
-    view = "select generation, batch from headwater.views"
-    ((generation, batch),) = execute(url, view)
-    (Path(lake.root) / f"_checkpoints/view.revenue/commits/{batch}").unlink()
+    view = "select generation from headwater.views"
+    generation = execute(url, view)
 
-    run_once(spark, url, lake, jobs=(*JOBS, *map(view_job, shop.hw.views.values())))
+    run_once(spark, url, lake, jobs=(*JOBS, views_job(list(shop.hw.views.values()))))
 
     after = in_lake(lake)
     check_events(url, before, after)
-    assert Checkpoint(stream.path).query_id == stream_id
-    assert offsets(lake)[1] == str(unfinished.position)
     # The file that the old release wrote and did not commit stays until it is vacuumed.
     assert len(leftover) == 1
     assert unknown_files(lake) == leftover
     assert differing(lake, url, "left") == []
     counted = documents(lake, AuditRequest(("table",)))
     assert sum(each["changes"] for each in counted) == len(after)
-    # The view repeated its last batch without effect, and was not built again.
-    assert execute(url, view) == [(generation, batch + 1)]
+    # The view continued where the old release left it, and was not built again.
+    assert execute(url, view) == generation
     shown = execute(url, "select region, orders, revenue, largest from revenue order by 1")
     assert shown == execute(url, REVENUE)
 
@@ -156,29 +150,12 @@ def test_events_get_the_columns_of_this_release(lake: Lake, url: str, spark: Spa
         assert [tuple(row) for row in traced.collect()] == [("orders", position)]
         counted = documents(lake, AuditRequest(("source",)))
         assert {each["source"]: each["changes"] for each in counted}["shop"] == 1
-        list(maintenance.compact(lake.root))
-
-
-def test_a_batch_that_was_committed_is_not_written_again(
-    lake: Lake, url: str, spark: SparkSession
-) -> None:
-    """As if the old pipeline had been killed before Spark noted that the batch is done."""
-    folder = Path(lake.root) / "_checkpoints" / "events"
-    (folder / "offsets" / str(LAST)).unlink()
-    (folder / "commits" / str(LAST - 1)).unlink()
-    before, reached = in_lake(lake), offsets(lake)
-    run_once(spark, url, lake)
-    check_events(url, before, in_lake(lake))
-    assert offsets(lake)[1:] == reached
+        list(tables.compact(lake.root, lambda: spark))
 
 
 async def upgrade(url: str) -> None:
     async with await connect(url, purpose="test") as connection:
         await schema.install(connection)
-
-
-LAST = 2
-"""The number of the batch that the old release began and did not finish."""
 
 
 def check_events(url: str, before: list[Any], after: list[Any]) -> None:
@@ -200,9 +177,3 @@ def unknown_files(lake: Lake) -> set[str]:
     """Files beside those of the Delta table `events`."""
     known = {Path(path).name for path in files_of(lake.events_path)}
     return {path.name for path in Path(lake.events_path).glob("day=*/*.parquet")} - known
-
-
-def offsets(lake: Lake) -> list[str]:
-    """The positions of the commits of `events`, the newest first."""
-    commits = DeltaTable(lake.events_path).history()
-    return [json.loads(each["offset"])["snap"] for each in commits if "offset" in each]

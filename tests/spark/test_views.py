@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from headwater import views
+from headwater import limits, views
 from headwater.database import connect
 from headwater.errors import ConfigError, PipelineError
 from headwater.hub.hub import Hub
 from headwater.model import Column, Table
-from headwater.pipeline.jobs.pipeline import run
-from headwater.pipeline.jobs.plan import PipelinePlan, view_job
 from headwater.pipeline.reading.lake import Lake
-from headwater.pipeline.stream.checkpoints import Checkpoint
-from headwater.pipeline.stream.offsets import Offset
-from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES, Planner
+from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES
 from headwater.pipeline.views import catalog as view_catalog
-from headwater.pipeline.views.definitions import StreamingView, define
+from headwater.pipeline.views.definitions import define
 from headwater.pipeline.views.function import ViewFunction
-from headwater.pipeline.views.sink import ViewSink
+from headwater.pipeline.views.storage import store
 from tests.support.lake.tables import execute
+from tests.support.lake.views import became, update, views_running
 from tests.support.subscribers import Recorder, live
 
 pytestmark = pytest.mark.timeout(300)
@@ -127,41 +122,10 @@ VIEWS = (
 )
 
 
-def plan(url: str, lake: Lake, *definitions: StreamingView, once: bool = False) -> PipelinePlan:
-    return PipelinePlan(url, lake, jobs=tuple(map(view_job, definitions)), once=once)
-
-
-def update(spark: SparkSession, url: str, lake: Lake, *definitions: StreamingView) -> None:
-    """Run the streams of the views until they have every change."""
-    run(spark, plan(url, lake, *definitions, once=True), Event())
-
-
-@contextmanager
-def views_running(
-    spark: SparkSession, url: str, lake: Lake, *definitions: StreamingView
-) -> Iterator[None]:
-    """The streams of the views run inside the block."""
-    stop = Event()
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(run, spark, plan(url, lake, *definitions), stop)
-        try:
-            yield
-        finally:
-            stop.set()
-            running.result()
-
-
 def equals(url: str, view: str, truth: str) -> bool:
     """Whether the view equals the aggregate after a while."""
     exists = f"select to_regclass('{view}') is not null"
     return became(lambda: execute(url, exists) == [(True,)] and not differences(url, view, truth))
-
-
-def became(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 120
-    while not (met := condition()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return met
 
 
 def history(seed: int, steps: int) -> Iterator[str]:
@@ -314,50 +278,78 @@ async def test_a_changed_function(spark: SparkSession, url: str, lake: Lake) -> 
     await connection.close()
 
 
-def test_a_batch_is_applied_once(spark: SparkSession, url: str, lake: Lake, tmp_path: Path) -> None:
+def fails_at_13(orders: DataFrame) -> DataFrame:
+    items = f.when(f.col("items") == 13, f.raise_error(f.lit("unlucky"))).otherwise(f.col("items"))
+    return (
+        orders.withColumn("items", items.cast("int"))
+        .groupBy("region")
+        .agg(views.sum("items").alias("items"))
+    )
+
+
+@contextmanager
+def crashing_build(patch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Inside the block, a build fails after it has written the rows of the view, before its
+    commit."""
+    has_crashed = Event()
+
+    def crash(place: str) -> None:
+        if place == "swapping":
+            has_crashed.set()
+            raise PipelineError("a crash", retryable=True)
+
+    patch.setattr(store, "failpoint", crash)
+    yield has_crashed
+
+
+def test_a_view_that_fails_or_is_slow_delays_no_other(
+    spark: SparkSession, url: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every view is too slow for the stream here: each catches up by itself."""
+    monkeypatch.setattr(limits, "VIEW_BATCH_SECONDS", 0.0)
     make_tables(url)
-    view = define(by_region, key="region", name="totals")
-    with pytest.raises(PipelineError, match="view orders: a table of that name exists"):
-        update(spark, url, lake, define(by_country, key="country", name="orders"))
-    update(spark, url, lake, view)
-    sink = ViewSink(view, lake, url, Checkpoint(str(tmp_path / "none")))
-    begin = sink.begin
-    sink.close()
     execute(url, f"{INSERT}(1, 5) i")
-    planner = Planner(url)
-    end = Offset(planner.now())
-    planner.close()
-    checkpoint = Noted(begin, end)
-    source = spark.read.format("headwater").option("url", url).option("tables", "orders")
-    batch = source.option("since", str(begin.position)).option("until", str(end.position)).load()
-    for _ in range(2):
-        sink = ViewSink(view, lake, url, checkpoint)
-        sink.write(batch, 3)
-        sink.write(batch, 3)
-        with pytest.raises(PipelineError, match="older than view totals"):
-            sink.write(batch, 2)
-        sink.close()
-    assert execute(url, "select region, n from totals order by 1") == [("r0", 2), ("r1", 3)]
-
-
-class Noted(Checkpoint):
-    """A checkpoint whose third batch ends there."""
-
-    def __init__(self, begin: Offset, end: Offset) -> None:
-        super().__init__("noted")
-        self._offsets = (begin, end)
-
-    @property
-    def query_id(self) -> str:
-        return "one"
-
-    def offset(self, batch: int) -> Offset:
-        return self._offsets[batch == 3]
+    both = define(fails_at_13, key="region"), define(by_region, key="region")
+    truth = "select region, sum(items) as items from orders group by region"
+    counted = "select region, count(*) as n, sum(items) as items from orders group by region"
+    failure = "select error ~ 'unlucky' from headwater.views where name = 'fails_at_13'"
+    with views_running(spark, url, lake, *both):
+        assert equals(url, "fails_at_13", truth)
+        assert equals(url, "by_region", counted)
+        execute(url, f"{INSERT}(13, 13) i")
+        assert became(lambda: execute(url, failure) == [(True,)])
+        execute(url, "update orders set region = 'r7' where id = 2")
+        assert equals(url, "by_region", counted)
+        states = "select name, state from headwater.pipeline where name like 'view%' order by 1"
+        assert became(
+            lambda: (
+                execute(url, states)
+                == [
+                    ("view.by_region", "running"),
+                    ("view.fails_at_13", "failed"),
+                    ("views", "running"),
+                ]
+            )
+        )
+        before = execute(url, "select region, items from fails_at_13 order by 1")
+        execute(url, "delete from orders where id = 13")
+        with monkeypatch.context() as once, crashing_build(once) as has_crashed:
+            execute(url, "update headwater.views set state = 'due' where name = 'fails_at_13'")
+            assert became(has_crashed.is_set)
+            # The rows before are there until the build is complete.
+            assert execute(url, "select region, items from fails_at_13 order by 1") == before
+        assert equals(url, "fails_at_13", truth)
+        assert became(lambda: execute(url, failure) == [(None,)])
 
 
 WRONG: list[tuple[Any, str]] = [
     (lambda orders: orders.groupBy("day").agg(views.count().alias("n")), "no column region"),
-    (lambda orders: orders.groupBy("region").agg(f.sum("items").alias("n")), "column n is neither"),
+    (
+        lambda orders: orders.groupBy("region").agg(
+            f.sum("items").alias("n"), views.count().alias("rows")
+        ),
+        "column n is neither",
+    ),
     (lambda orders: orders.groupBy("region").agg(views.sum("note").alias("n")), "is not a number"),
     (
         lambda orders: orders.select("region").groupBy("region").agg(views.count().alias("n")),
@@ -384,7 +376,11 @@ WRONG: list[tuple[Any, str]] = [
         "joins its table with itself",
     ),
     (
-        lambda orders: views.join(orders, orders, "region", how="left"),
+        lambda orders: (
+            views.join(orders, orders, "region", how="left")
+            .groupBy("region")
+            .agg(views.count().alias("n"))
+        ),
         "cannot have a join of kind 'left'",
     ),
     (
@@ -400,10 +396,21 @@ WRONG: list[tuple[Any, str]] = [
         "or the present time",
     ),
     (lambda orders: 7, "returned int, not a DataFrame"),
+    (lambda orders: orders.limit(3), "a limit over all rows"),
+    (lambda orders: orders.dropDuplicates(["region"]), "any one of several rows"),
+    (lambda orders: orders.groupBy().agg(f.max("region").alias("region")), "groups by other"),
     (
-        lambda orders: orders.union(orders).groupBy("region").agg(views.count().alias("n")),
-        "Union before the aggregate",
+        lambda orders: orders.groupBy(f.upper("region").alias("region")).agg(f.max("id")),
+        "groups by other columns than orders.day",
     ),
+    (
+        lambda orders: orders.withColumn("region", f.rank().over(Window.orderBy("id"))),
+        "a window that is not partitioned by",
+    ),
+    (lambda orders: orders.rollup("region").agg(f.max("id").alias("id")), "several sets"),
+    (lambda orders: orders.crossJoin(orders.select("region")), "called region twice|without an eq"),
+    (lambda orders: orders.groupBy("region").agg(f.collect_list("id").alias("n")), "cannot store"),
+    (lambda orders: orders.select(f.upper("region").alias("region")), "drops orders.day"),
 ]
 
 

@@ -1,24 +1,25 @@
 """The history of a row: recent changes from the log, older versions from the lake.
 
-The lake is read by the Spark of a running pipeline. Without one, the answer has the command that
-starts a Spark itself, because that takes longer than a web page should wait.
+The lake is read without Spark, unless a row's past is spread over very many bytes. Then the answer
+has the command that starts a Spark, because that takes longer than a web page should wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from headwater.admin.search import SearchResult
-from headwater.errors import TimedOut
+from headwater.errors import TimedOut, Unavailable
 from headwater.limits import ADMIN_HISTORY_ROWS_MAX, ADMIN_LAKE_SECONDS_MAX
 from headwater.model import Origin
-from headwater.pipeline.reading.requests import RowHistoryRequest, send_request
-from headwater.pipeline.spark import shared_session
+from headwater.pipeline.packages import spark_needed
+from headwater.pipeline.reading.requests import RowHistoryRequest
 
 
 class Version(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,13 +55,13 @@ def command(table: str, key: tuple[str, ...]) -> str:
 
 
 async def from_lake(
-    lake: str, table: str, key: tuple[str, ...], slots: asyncio.Semaphore
-) -> list[Version] | None:
-    """The versions of a row in the lake, newest first; None if no pipeline is running. `slots`
-    limits the requests at a time, because each occupies a thread."""
+    lake: str, url: str, table: str, key: tuple[str, ...], slots: asyncio.Semaphore
+) -> list[Version]:
+    """The versions of a row in the lake and in the log at `url`, newest first. `slots` limits the
+    requests at a time, because each occupies a thread."""
     try:
         async with asyncio.timeout(ADMIN_LAKE_SECONDS_MAX), slots:
-            return await asyncio.to_thread(_ask, lake, RowHistoryRequest(table, key, plain=True))
+            return await asyncio.to_thread(_read, lake, url, RowHistoryRequest(table, key))
     except TimeoutError:
         raise TimedOut(
             f"the lake did not answer within {ADMIN_LAKE_SECONDS_MAX:.0f} seconds",
@@ -68,13 +69,24 @@ async def from_lake(
         ) from None
 
 
-def _ask(lake: str, request: RowHistoryRequest) -> list[Version] | None:
-    service = shared_session.find(lake)
-    if service is None:
-        return None
-    found = send_request(service, request, patience=ADMIN_LAKE_SECONDS_MAX)
-    newest = found.slice(max(0, found.num_rows - ADMIN_HISTORY_ROWS_MAX))
-    return [_version(row) for row in reversed(newest.to_pylist())]
+def _read(lake: str, url: str, request: RowHistoryRequest) -> list[Version]:
+    with spark_needed():
+        from headwater.pipeline.reading import choice, points
+    end = time.monotonic() + ADMIN_LAKE_SECONDS_MAX
+
+    def check() -> None:
+        if time.monotonic() > end:
+            raise TimedOut("no client waits for this answer any more")
+
+    with points.opened(lake, url, seconds=ADMIN_LAKE_SECONDS_MAX, check=check) as reader:
+        plan = choice.plan(reader, request)
+        if plan.engine == "spark":
+            raise Unavailable(
+                f"only Spark reads this row's past: {plan.reason}",
+                hint=f"On the command line: {command(request.table, request.key)}",
+            )
+        page = reader.newest_versions(request.table, request.key, limit=ADMIN_HISTORY_ROWS_MAX)
+    return [_version(row) for row in page.versions]
 
 
 def _version(row: dict[str, Any]) -> Version:

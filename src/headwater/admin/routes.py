@@ -225,11 +225,11 @@ async def query_lake(
         return record
     table, key = request.path_params["table"], tuple(request.path_params["key"].split(","))
     try:
-        lake = await from_lake(gateway.settings.lake.location, table, key, slots)
+        location, url = gateway.settings.lake.location, gateway.hub.url
+        lake = await from_lake(location, url, table, key, slots)
     except HeadwaterError as error:
         return msgspec.structs.replace(record, lake_error=str(error))
-    reason = None if lake is not None else "no pipeline is running that could read the lake"
-    return msgspec.structs.replace(record, lake=lake, lake_error=reason)
+    return msgspec.structs.replace(record, lake=lake)
 
 
 async def explain(call: AdminRequest) -> object:

@@ -43,10 +43,10 @@ _CODES: dict[type[HeadwaterError], str] = {
     HeadwaterError: "internal method",
     InvalidQuery: "idempotency_key_reused",
     LimitExceeded: "bus_busy bytes_per_user bytes_total groups members_per_channel mutations_busy "
-    "publish_rate queries_busy rate requests_per_session sessions_per_ip sessions_per_user "
-    "subscriptions_per_channel subscriptions_per_user tickets_per_user too_large too_slow "
-    "user_mutations_busy views",
-    NotFound: "channel_unknown mutation_unknown path query_unknown session_unknown "
+    "past_bytes past_requests_per_user publish_rate queries_busy rate requests_per_session "
+    "sessions_per_ip sessions_per_user subscriptions_per_channel subscriptions_per_user "
+    "tickets_per_user too_large too_slow user_mutations_busy views",
+    NotFound: "channel_unknown mutation_unknown past_unknown path query_unknown session_unknown "
     "subscription_unknown topic_unknown",
     ResultError: "result_key result_not_stored result_too_large several_rows too_many_rows",
     Unauthorized: "ticket token_algorithm token_audience token_claims token_expired token_issuer "

@@ -15,7 +15,7 @@ import typer
 
 from headwater import __version__
 from headwater.commands import database, demo, explain, serve, status, tail, watch
-from headwater.commands.lake import pipeline, queries, replay, views
+from headwater.commands.lake import pipeline, queries, reconcile, replay, tables, views
 from headwater.commands.options import DATABASE_PANEL, LAKE_PANEL, new_app
 from headwater.commands.source import add, requests, show
 from headwater.commands.source import run as source_run
@@ -27,6 +27,8 @@ sources = new_app(help="Mirror tables of databases elsewhere: PostgreSQL, MySQL,
 for group in (add, show, requests, source_run):
     sources.add_typer(group.app)
 app.add_typer(sources, name="source", rich_help_panel=DATABASE_PANEL)
+pipeline.app.add_typer(reconcile.app)
+pipeline.app.add_typer(tables.app, name="table")
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=LAKE_PANEL)
 app.add_typer(views.app, name="view", rich_help_panel=LAKE_PANEL)
 

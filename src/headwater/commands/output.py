@@ -3,7 +3,8 @@ directly; Rich would wrap it and interpret markup in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -46,6 +47,24 @@ def print_message(document: Mapping[str, Any], text: str, *, json: bool) -> None
 def print_note(text: str) -> None:
     """Print a line for people to standard error."""
     err.print(text, markup=False)
+
+
+@contextmanager
+def progress_bar(what: str, *, shown: bool) -> Iterator[Callable[[int, int, float | None], None]]:
+    """A bar on standard error while something takes long, where that is a terminal. Called with
+    what is done, what there is, and the seconds left if they are known."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    bar = Progress(*columns, console=err, transient=True, disable=not (shown and err.is_terminal))
+    with bar:
+        task = bar.add_task(what, total=None)
+
+        def show(done: int, total: int, seconds: float | None) -> None:
+            left = "" if seconds is None else f", {short_period(timedelta(seconds=seconds))} left"
+            bar.update(task, completed=done, total=total, description=what + left)
+
+        yield show
 
 
 def as_json(value: object) -> str:

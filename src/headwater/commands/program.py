@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import typer
@@ -45,6 +46,8 @@ def main() -> None:
     else:
         handler = RichHandler(console=err, show_path=False, show_time=False)
         logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    if sys.argv[1:3] == ["pipeline", "run"]:
+        _begin_spark(sys.argv[3:])
     try:
         # Otherwise Typer prints usage errors itself, as text for people.
         sys.exit(_chosen(sys.argv[1:2])(prog_name="headwater", standalone_mode=not json))
@@ -62,6 +65,16 @@ def main() -> None:
         raise
     except BrokenPipeError:
         _exit_without_reader()
+
+
+def _begin_spark(options: list[str]) -> None:
+    """Start Spark's Java for a pipeline before everything else is imported. A pipeline with other
+    settings than expected, or none at all, does not use it."""
+    # Whatever is wrong, the command itself says it.
+    with suppress(Exception):
+        from headwater.pipeline.spark.early import begin
+
+        begin(options)
 
 
 def _exit_without_reader() -> NoReturn:

@@ -30,8 +30,15 @@ from headwater.pipeline.spark import doctor as pipeline_doctor
 
 if TYPE_CHECKING:
     from headwater.capture.postgres.doctor import Finding
+    from headwater.pipeline.stream.progress import PipelineStream
 
 app = typer.Typer()
+_STATE_STYLES = {
+    "running": "green",
+    "waiting": "yellow",
+    "failed": "bold red",
+    "not running": "bold red",
+}
 _LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -167,15 +174,26 @@ def _pipeline(status: Status) -> Grid:
             behind = (
                 f"{stream.behind_changes} changes, {age}" if stream.behind_changes else "nothing"
             )
-        style = {"running": "green", "failed": "bold red", "waiting": "yellow"}
         grid.add_row(
             stream.name,
-            Text(stream.state, style=style.get(stream.state, "dim")),
-            behind,
+            Text(stream.state, style=_STATE_STYLES.get(stream.state, "dim")),
+            _task(stream) or behind,
             f"{stream.processed_rate:,.0f}",
             Text(stream.error or "", style="red"),
         )
     return grid
+
+
+def _task(stream: PipelineStream) -> str:
+    """What a stream is busy with: `reading 3 tables: 40 %, 2 min left`."""
+    if stream.task is None:
+        return ""
+    text = stream.task
+    if stream.task_total:
+        text += f": {100 * (stream.task_done or 0) // stream.task_total} %"
+    if stream.task_seconds_left is not None:
+        text += f", {short_period(timedelta(seconds=round(stream.task_seconds_left)))} left"
+    return text
 
 
 def findings_view(findings: list[Finding]) -> Grid:

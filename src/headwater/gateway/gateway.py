@@ -49,6 +49,8 @@ from headwater.gateway.session import (
 )
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
+from headwater.hub.reading.row_security import feed_rights
+from headwater.hub.reading.tables import KnownTable
 from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity, anonymous
 from headwater.limits import (
@@ -205,6 +207,19 @@ class Gateway:
             self._expect_expiry(connection)
             connection.start(self._authorization.recheck_until_decided(connection))
         return Authenticated(session.identity.expires_at)
+
+    async def past_of(
+        self, identity: Identity, name: str, *, local: bool
+    ) -> tuple[KnownTable, Access]:
+        """A table, and what this user may read of its past: what a change feed from the beginning
+        would show. Forbidden where there may be none."""
+        known = await self.hub.tables.find(name)
+        log = "0" if self.hub.position is None else self.hub.position.log
+        asked = AccessRequest(kind="feed", table="", since=Position(log, 1, 1))
+        access = await self._authorization.of_table(identity, known, asked, local=local)
+        table = known.table
+        await feed_rights(self.hub.tables, table.oid, table.label, known.secured, access)
+        return known, access
 
     # -------------------------------------------------------------------- connections
 

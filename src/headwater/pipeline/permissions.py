@@ -72,12 +72,29 @@ def umask_of(root: Path) -> Iterator[int]:
     """Inside the block, new files are closed to users who may not enter the folder. Sets the umask
     of the whole process, and of processes that it starts."""
     before = os.umask(0o077)
-    chosen = before | (~root.stat().st_mode & _OTHERS)
+    chosen = _umask_for(root, before)
     os.umask(chosen)
     try:
         yield chosen
     finally:
         os.umask(before)
+
+
+def future_umask(root: Path) -> int:
+    """The umask that `umask_of` is going to set. A folder that does not exist yet will be made for
+    this user alone."""
+    return _umask_for(root, current_umask())
+
+
+def current_umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _umask_for(root: Path, before: int) -> int:
+    mode = root.stat().st_mode if root.exists() else 0o700
+    return before | (~mode & _OTHERS)
 
 
 def read_private(path: Path, bytes_max: int) -> bytes | None:

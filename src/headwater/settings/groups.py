@@ -24,6 +24,7 @@ from headwater.settings.checks import (
 )
 from headwater.settings.durations import parse_duration
 from headwater.settings.sources import SourceEntry
+from headwater.settings.tables import TableEntry
 
 ENCODINGS = ("zstd", "gzip", "br")
 """What `[gateway] compression` may list, best first."""
@@ -217,9 +218,60 @@ class LakeSettings(Group, frozen=True):
     retention: str | None = None
     """How long the lake keeps events. Default: forever."""
 
+    memory: int = 0
+    """Bytes of the heap of the Java that Spark runs in, at least 512 MiB; 0 for a quarter of the
+    machine's memory, within SPARK_HEAP_BYTES."""
+
+    reconcile: str | None = None
+    """How often a pipeline compares each table with the lake. Default: never."""
+
+    archive: bool = True
+    """Whether a pipeline makes an archive of Spark's classes after its first start, so that later
+    ones are faster."""
+
+    tables: str = "1 minute"
+    """How often changes are merged into the typed tables: `off` for no typed tables, `0 seconds`
+    for with each batch."""
+
+    tables_include: tuple[str, ...] = ()
+    """The tables that get typed tables, as patterns such as `sales.*`. Default: all."""
+
+    tables_exclude: tuple[str, ...] = ()
+    """Tables that get none."""
+
+    tables_secret: str | None = None
+    """The secret with which values of hashed columns are hashed."""
+
+    tables_catalog: str | None = None
+    """The schema of Spark's catalog in which typed tables are registered."""
+
+    table: dict[str, TableEntry] = {}
+    """The options of single tables, `[lake.table.NAME]`, by name."""
+
     def __post_init__(self) -> None:
-        _ = self.interval_period, self.vacuum_period, self.retention_period
-        self._check_range(0, 2**40, "snapshots")
+        _ = self.interval_period, self.vacuum_period, self.retention_period, self.tables_seconds
+        _ = self.reconcile_period
+        self._check_range(0, 2**40, "snapshots", "memory")
+        check_secret(self.label("tables_secret"), self.tables_secret)
+        for name, entry in self.table.items():
+            if entry.hash and self.tables_secret is None:
+                raise ConfigError(
+                    f"[lake.table.{name}] hash: a secret is needed, because values could be guessed"
+                    " without one",
+                    hint="Set [lake] tables_secret: openssl rand -base64 48",
+                )
+
+    @property
+    def reconcile_period(self) -> timedelta | None:
+        return None if self.reconcile is None else self._duration("reconcile", least=3600)
+
+    @property
+    def tables_seconds(self) -> float | None:
+        """None for no typed tables, 0 for with each batch."""
+        if self.tables.strip() == "off":
+            return None
+        other = "Or: off, or 0 seconds for with each batch."
+        return self._duration("tables", least=0, other=other).total_seconds()
 
     @property
     def interval_period(self) -> timedelta:

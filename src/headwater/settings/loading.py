@@ -19,6 +19,7 @@ from headwater.errors import ConfigError
 from headwater.settings.groups import Settings
 from headwater.settings.names import (
     GROUPS,
+    LAKE_TABLE,
     OLD_NAMES,
     SEE,
     SETTINGS,
@@ -28,6 +29,7 @@ from headwater.settings.names import (
     variable,
 )
 from headwater.settings.sources import read_sources
+from headwater.settings.tables import read_tables
 
 FILE_NAME = "headwater.toml"
 
@@ -52,6 +54,9 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
     for keyword, value in values.items():
         if keyword == SOURCE:
             own[SOURCE] = read_sources(value)
+            continue
+        if keyword == LAKE_TABLE:
+            groups["lake"]["table"] = read_tables(value)
             continue
         setting = SETTINGS.get(keyword)
         if setting is None:
@@ -106,6 +111,9 @@ def _from_file(path: Path) -> Iterator[tuple[str, Any]]:
 def _from_section(section: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         keyword, label = f"{section}_{name}", GROUPS[section].label(name)
+        if keyword == LAKE_TABLE:
+            yield keyword, value
+            continue
         if keyword not in SETTINGS and name in SETTINGS and SETTINGS[name].group is None:
             raise ConfigError(
                 f"{label}: this setting is in no group",

@@ -67,10 +67,14 @@ def variable(keyword: str) -> str:
 SOURCE = "source"
 """The keyword of `[source.NAME]`: not one setting, but a table for each source."""
 
+LAKE_TABLE = "lake_table"
+"""The keyword of `[lake.table.NAME]`: a table for each table of the lake that has options."""
+
 
 def _settings(group: type[Group] | None = None) -> Iterator[Setting]:
     for field in msgspec.structs.fields(group or Settings):
-        if group is None and field.name == SOURCE:
+        own = field.name if group is None else f"{group.section}_{field.name}"
+        if own in (SOURCE, LAKE_TABLE):
             continue
         if isinstance(field.default, Group):
             yield from _settings(field.type)

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import jwt
@@ -439,7 +440,7 @@ def test_history(gateway: Served, log: Any) -> None:
     assert answer["command"] == "headwater history orders 100"
     asked = gateway.get("/v1/admin/history/orders/100?lake=true").json()
     assert asked["lake"] is None
-    assert "no pipeline is running" in asked["lake_error"]
+    assert "there is no lake" in asked["lake_error"]
     alone = gateway.get("/v1/admin/history/orders/100?lake=true&log=false").json()
     assert alone == asked | {"log": None}
 
@@ -479,7 +480,7 @@ async def test_an_answer_is_of_bounded_size(gateway: Served, shop: Connection) -
 
 
 async def test_a_lake_that_does_not_answer_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headwater.admin.history.ADMIN_LAKE_SECONDS_MAX", 0.2)
     with shared_session.private_socket() as path, socket.socket(socket.AF_UNIX) as silent:
@@ -488,11 +489,11 @@ async def test_a_lake_that_does_not_answer_is_not_waited_for(
         service = shared_session.PipelineService(1, path)
         with pytest.raises(TimeoutError):
             send_request(service, RowHistoryRequest("orders", ("1",)), patience=0.05)
-        with (
-            shared_session.announced(str(tmp_path), service),
-            pytest.raises(TimedOut, match="lake"),
-        ):
-            await from_lake(str(tmp_path), "orders", ("1",), asyncio.Semaphore(1))
+    go = Event()
+    monkeypatch.setattr("headwater.admin.history._read", lambda *_: go.wait(30))
+    with pytest.raises(TimedOut, match="lake"):
+        await from_lake("lake", "url", "orders", ("1",), asyncio.Semaphore(1))
+    go.set()
 
 
 def explained(gateway: Served, query: dict[str, Any]) -> Any:

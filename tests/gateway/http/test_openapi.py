@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.core.result import Ok
 
-from headwater.admin.routes import routes
+from headwater.admin import routes as admin
 from headwater.embedded import EmbeddedPostgres
 from headwater.gateway.http import openapi
 from headwater.gateway.http.app import create_app
+from headwater.past import routes as past
 from headwater.testing.gateway_process import Served
 from tests.support.applications.shop import shop_served
 
@@ -67,7 +68,7 @@ def test_no_answer_is_a_500_or_undocumented(gateway: Served, operation: Any) -> 
 
 def test_every_path_is_described() -> None:
     unused = lambda: pytest.fail("no gateway is needed")  # noqa: E731
-    app = create_app(unused, more=routes(unused))
+    app = create_app(unused, more=[*admin.routes(unused), *past.routes(unused)])
     served = {
         route.path.replace(":path", "")  # type: ignore[attr-defined]
         for route in app.routes

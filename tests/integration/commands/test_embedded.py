@@ -46,6 +46,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "pipeline run": ["--once"],
     "pipeline snapshot": ["orders"],
     "pipeline resnapshot": [],
+    "pipeline reconcile": ["orders"],
     "source add": ["sqlite:////nowhere/shop.db", "--into", "shop"],
     "source check": ["shop"],
     "source list": [],

@@ -18,7 +18,7 @@ from headwater.capture.postgres import schema
 from headwater.database import connect
 from headwater.errors import ConfigError, DatabaseError, NotInstalled, ResyncRequired
 from headwater.model import Position
-from headwater.pipeline.stream import worker
+from headwater.pipeline.stream import planning, worker
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import Planner
 from headwater.pipeline.stream.worker import read
@@ -412,3 +412,29 @@ async def test_a_schema_of_a_release_without_capture_from_the_wal(empty_url: str
         planner = planner_of(empty_url)
         assert not planner.has_origins()
         assert planner.now().covers(planner.beginning())
+
+
+# ------------------------------------------------------------------------ large rows
+
+
+def test_batches_and_parts_are_bounded_in_bytes(
+    orders: psycopg.Connection, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the rows compress well in the database."""
+    orders.execute("create table papers (id int primary key, note text)")
+    capture(orders, "papers")
+    stream, rows = Stream(url), planning._SPARK_SAMPLED_CHANGES + 10
+    orders.execute(f"insert into papers select i, 'x' from generate_series(1, {rows}) i")
+    small = stream.planner.latest(stream.at, 50_000)
+    assert small.until is None
+    assert len(stream.planner.parts(stream.at, small)) == 1
+    monkeypatch.setattr(planning, "_SPARK_PART_CHANGES", 10_000)
+    bytes_each = 20 * planning._SPARK_ROW_BYTES
+    orders.execute(f"update papers set note = repeat('x', {bytes_each})")
+    start, batches = small, []
+    while (end := stream.planner.latest(start, 10_000)) != start:
+        batches.append(rows_of(stream.planner, start, end))
+        start = end
+    assert [len(batch) for batch in batches] == [500, 500, rows - 1000]
+    parts = stream.planner.parts(small, Offset(stream.planner.now()))
+    assert len(parts) == 3

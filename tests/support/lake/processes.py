@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +28,16 @@ def headwater(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 
 def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
+    """Without typed tables, which few tests need, and without an archive made meanwhile."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
+    return own | {"HEADWATER_LAKE_TABLES": "off", "HEADWATER_LAKE_ARCHIVE": "false"}
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
 
 
 class Running:
@@ -60,10 +70,11 @@ class Running:
 
 
 @contextmanager
-def running(url: str, lake: str, log: Path, *options: str) -> Iterator[Running]:
+def running(url: str, lake: str, log: Path, *options: str, **variables: str) -> Iterator[Running]:
     """A pipeline inside the block; it is killed if it was not stopped."""
     command = ["pipeline", "run", "--lake", lake, "--master", "local[2,4]", *options]
     environment = _environment() | {"HEADWATER_URL": url, "HEADWATER_LAKE_INTERVAL": "0.2 seconds"}
+    environment |= variables
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "headwater", *command],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,12 +11,17 @@ import msgspec
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import write_deltalake
 from psycopg.rows import dict_row
 
 from headwater.model import Position
-from headwater.pipeline.lake import delta, shapes
-from headwater.pipeline.lake.events import STORED_EVENTS
+from headwater.pipeline.lake import delta, shapes, snapshots
+from headwater.pipeline.lake.database_snapshot import database_snapshot
+from headwater.pipeline.lake.events import STORED_EVENTS, event_rows, last_offset
+from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.reading.resolver import LakePaths
+from headwater.pipeline.stream import worker
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import Planner
 
@@ -72,12 +77,51 @@ def fill(lake: Lake, url: str) -> None:
         STORED_EVENTS
     )
     in_lake = set(known.to_pyarrow_table(columns=["seq"]).column("seq").to_pylist())
-    new = rows.filter(pa.array([seq not in in_lake for seq in rows.column("seq").to_pylist()]))
+    is_new = [seq not in in_lake for seq in rows.column("seq").to_pylist()]
+    new = rows.filter(pa.array(is_new, pa.bool_()))
     offset = msgspec.json.encode(Offset(until).to_dict()).decode()
     batch_id = known.version() + 1
     delta.append(
         lake.events_path, new, app_id="test", batch_id=batch_id, metadata={"offset": offset}
     )
+
+
+def take_in(root: str, url: str) -> None:
+    """Bring the lake up to date without Spark."""
+    paths = LakePaths(root)
+    events = delta.create(paths.events, STORED_EVENTS, ["day"])
+    with closing(Planner(url)) as planner:
+        begin = last_offset(paths.events) or Offset(planner.beginning())
+        end = planner.latest(begin, None)
+        shapes.record(paths.shapes, url)
+        parts = planner.parts(begin, end)
+    rows = [event_rows(batch) for part in parts for batch in worker.read(part)]
+    delta.append(
+        paths.events,
+        pa.Table.from_batches(rows, STORED_EVENTS),
+        app_id="test",
+        batch_id=events.version() + 1,
+        metadata={delta.OFFSET: msgspec.json.encode(end.to_dict()).decode()},
+    )
+
+
+def take_snapshot(root: str, url: str, relation: int) -> None:
+    """Make a snapshot of a small table without Spark."""
+    places = LakePaths(root).snapshots
+    with database_snapshot(url, (relation,)) as now:
+        table = now.tables[relation].table
+        number = snapshots.number_of(now.at)
+        rows = [
+            (relation, number, key, image, table.id)
+            for keys, images in now.rows(relation, 1_000)
+            for key, image in zip(keys, images, strict=True)
+        ]
+    shapes.save(places.shapes, [shapes.row_of(table, now.at)])
+    snapshots.create(places)
+    named = [dict(zip(snapshots.ROWS.names, row, strict=True)) for row in rows]
+    write_deltalake(places.rows, pa.Table.from_pylist(named, snapshots.ROWS), mode="append")
+    made = TableSnapshot(relation, number, now.position, now.at, table.id, len(rows), "table")
+    snapshots.add_to_list(places, [made])
 
 
 def _now(url: str) -> Position:

@@ -14,19 +14,27 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
 
 from headwater.commands import program
-from headwater.commands.lake import pipeline, queries
+from headwater.commands.lake import pipeline, queries, tables
+from headwater.model import Table
+from headwater.pipeline.compaction import tables as compaction
+from headwater.pipeline.compaction.tables import Compacted
 from headwater.pipeline.jobs import trim
 from headwater.pipeline.jobs.trim import Trimmed
 from headwater.pipeline.lake import maintenance
-from headwater.pipeline.lake.maintenance import Compacted, Vacuumed
+from headwater.pipeline.lake.maintenance import Vacuumed
 from headwater.pipeline.spark import class_archive
 from headwater.pipeline.spark.class_archive import Archive
+from headwater.pipeline.tables import choice, listing, requests
+from headwater.pipeline.tables.catalog import Catalog
+from headwater.pipeline.tables.listing import TypedTableStatus
+from headwater.pipeline.tables.requests import TableRequest
 from tests.support.command_tree import COMMANDS, options_of
 
 
@@ -72,8 +80,9 @@ def test_it_accepts_json_and_has_an_example(command: str) -> None:
 
 def test_every_command_has_one_name() -> None:
     """No command of the lake exists both alone and in a group, as `asof` and `lake asof` would. A
-    source has a `status` and a `run` of its own."""
-    names = [command.split()[-1] for command in COMMANDS if not command.startswith("source ")]
+    source has a `status` and a `run` of its own; sources, views and typed tables have a `list`."""
+    own = ("source ", "pipeline table ")
+    names = [command.split()[-1] for command in COMMANDS if not command.startswith(own)]
     assert sorted(names) == sorted(set(names))
     groups = {command.split()[0] for command in COMMANDS if " " in command}
     assert groups == {"pipeline", "view", "source"}
@@ -115,6 +124,11 @@ def test_no_question_is_asked_of_a_program(command: str, run: Run) -> None:
 ROWS = pa.table({"id": [1, 2], "note": ["a\nb", None]})
 AS_JSON = [{"id": 1, "note": "a\nb"}, {"id": 2, "note": None}]
 
+LISTED: dict[str, Any] = {
+    "table": "orders", "state": "ready", "rows": 2, "versions": 3, "position": None, "at": None,
+    "folder": "tables/public/orders",
+}  # fmt: skip
+
 WITHOUT_A_DATABASE: dict[str, tuple[list[str], list[Any]]] = {
     "asof": (["orders", "2026-11-15"], AS_JSON),
     "history": (["orders", "1"], AS_JSON),
@@ -125,6 +139,11 @@ WITHOUT_A_DATABASE: dict[str, tuple[list[str], list[Any]]] = {
         ["--keep", "90 days"],
         [{"since": "2026-08-17", "days": 2, "snapshots": 1, "held": ["orders"]}],
     ),
+    "pipeline table list": ([], [[LISTED]]),
+    "pipeline table pause": (["orders"], [{"table": "orders", "paused": True, "fill": None}]),
+    "pipeline table resume": (["orders"], [{"table": "orders", "paused": False, "fill": None}]),
+    "pipeline table backfill": (["orders"], [{"table": "orders", "paused": False, "fill": "f1"}]),
+    "pipeline table register": (["orders"], [{"table": "orders", "registered": ["`lake`.`o`"]}]),
     "pipeline warm": ([], [{"archive": "ARCHIVE", "bytes": 7}]),
 }
 
@@ -135,10 +154,19 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "archive").write_text("classes")
     trimmed = Trimmed(date(2026, 8, 17), 2, 1, ("orders",))
     monkeypatch.setattr(queries, "_answer", lambda *_: ROWS)
-    monkeypatch.setattr(maintenance, "compact", lambda *_: [Compacted("events", 9, 1)])
+    monkeypatch.setattr(compaction, "compact", lambda *_: [Compacted("events", 9, 1)])
     monkeypatch.setattr(maintenance, "vacuum", lambda *_: [Vacuumed("events", 3)])
     monkeypatch.setattr(pipeline, "open_lake", lambda *_: nullcontext())
     monkeypatch.setattr(trim, "trim", lambda *_: trimmed)
+    monkeypatch.setattr(listing, "typed_tables", lambda *_: [TypedTableStatus(**LISTED)])
+    monkeypatch.setattr(choice, "find", lambda *_: Table(1, "public", "orders", (), ("id",)))
+    monkeypatch.setattr(requests, "pause", lambda *_, paused: TableRequest(paused))
+    monkeypatch.setattr(requests, "backfill", lambda *_: TableRequest(fill="f1"))
+    monkeypatch.setattr(
+        tables, "open_lake", lambda *_: nullcontext(SimpleNamespace(spark=None, root="lake"))
+    )
+    monkeypatch.setattr(Catalog, "register", lambda *_: ["`lake`.`o`"])
+    monkeypatch.setenv("HEADWATER_LAKE_TABLES_CATALOG", "lake")
     monkeypatch.setattr(class_archive, "warm", lambda *_: Archive(tmp_path / "archive", True))
 
 

@@ -14,7 +14,8 @@ from headwater.settings.names import SETTINGS
 DURATIONS = (
     "log_retention", "log_maintenance", "live_topic_window", "live_reconcile", "query_timeout",
     "query_sweep", "mutation_timeout", "mutation_retention", "replica_wait", "lake_interval",
-    "lake_vacuum", "lake_retention", "gateway_keepalive", "gateway_drain", "gateway_recheck",
+    "lake_vacuum", "lake_retention", "lake_tables", "lake_reconcile",
+    "gateway_keepalive", "gateway_drain", "gateway_recheck",
     "gateway_feed_history", "gateway_presence_timeout", "auth_leeway",
 )  # fmt: skip
 

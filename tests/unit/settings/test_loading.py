@@ -22,6 +22,7 @@ VALUES: dict[str, list[Any]] = {
     "gateway_trusted_proxies": [["10.0.0.0/8", "unix"], ["2001:db8::1"]],
     "gateway_compression": [["gzip", "zstd"], ["br"]],
     "gateway_metrics_token": ["m" * 32, "n" * 32],
+    "lake_tables_secret": ["s" * 32, "t" * 32],
     "auth_secret": ["s" * 32, "t" * 32],
     "auth_public_key": ["-----BEGIN ONE", "-----BEGIN TWO"],
     "auth_jwks": ["https://one.example/keys", "https://two.example/keys"],
@@ -162,3 +163,23 @@ def test_a_message_about_a_secret_does_not_contain_it(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_settings(overrides={name: "hunter2"}, environment={}, folder=tmp_path)
         assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_the_tables_of_a_lake_have_options(tmp_path: Path) -> None:
+    def loaded(text: str) -> Settings:
+        (tmp_path / "headwater.toml").write_text(text)
+        return load_settings(environment={}, folder=tmp_path)
+
+    secret = f'[lake]\ntables_secret = "{"s" * 32}"\n'
+    found = loaded(f'{secret}[lake.table.orders]\nmask = ["card"]\nhash = ["email"]\n')
+    assert found.lake.table["orders"].mask == ("card",)
+    assert found.lake.table["orders"].hash == ("email",)
+    for text, message in [
+        ('[lake.table.orders]\nhash = ["a"]', "hash: a secret is needed"),
+        ('[lake.table.orders]\nhide = ["a"]', "unknown field `hide`"),
+        ('[lake.table.orders]\nmask = ["a"]\nexclude = ["a"]', "a is named twice"),
+        ("[lake]\ntable = 5", "expected one table for each table"),
+        ('[lake]\ntables = "often"', "'often' is not a length of time"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            loaded(text)

@@ -23,9 +23,9 @@ from headwater.commands.options import (
     new_app,
     settings_for,
 )
-from headwater.commands.output import print_message, print_note
+from headwater.commands.output import print_message, print_note, progress_bar
 from headwater.database import connect
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, HeadwaterError
 from headwater.limits import PIPELINE_PROCESS_STOP_SECONDS
 from headwater.logs import log_as_json
 from headwater.pipeline import packages
@@ -131,19 +131,36 @@ def snapshot(
     Example: `headwater pipeline snapshot orders --lake /var/lib/shop/lake`
     """
     packages.require()
-    from headwater.pipeline.reading.lake import Lake
 
     async def work() -> None:
         settings = settings_for(url, embedded, data_dir, lake)
-        target = Lake(settings.lake.location)
         async with database(settings) as found:
-            for name in tables:
-                taken = await asyncio.to_thread(target.snapshot, found, name)
-                document = {"table": name, "rows": taken.rows, "position": taken.position}
-                text = f"{name}: stored {taken.rows:,} rows at {taken.position}."
-                print_message(document, text, json=json)
+            await asyncio.to_thread(_read_tables, settings.lake.location, found, tables, json)
 
     run(work())
+
+
+def _read_tables(folder: str, url: str, tables: list[str], json: bool) -> None:
+    """Read tables, and print each when it is in the lake. The error of the first that failed is
+    raised when the others are read."""
+    from headwater.pipeline.lake.snapshots import TableSnapshot
+    from headwater.pipeline.snapshots.table_reads import FailedTable, ReadProgress
+
+    failures: list[HeadwaterError] = []
+    with open_lake(folder) as target, progress_bar("Reading", shown=not json) as show:
+        for outcome in target.snapshots_of(url, tables):
+            match outcome:
+                case TableSnapshot():
+                    name = target.label_of(outcome.relation)
+                    document = {"table": name, "rows": outcome.rows, "position": outcome.position}
+                    text = f"{name}: stored {outcome.rows:,} rows at {outcome.position}."
+                    print_message(document, text, json=json)
+                case FailedTable():
+                    failures.append(outcome.error)
+                case ReadProgress():
+                    show(outcome.bytes_done, outcome.bytes, outcome.seconds_left)
+    for error in failures:
+        raise error
 
 
 @app.command()
@@ -164,13 +181,15 @@ def resnapshot(
     packages.require()
     from headwater.pipeline.jobs.resnapshot import resnapshot as resnapshot_lake
     from headwater.pipeline.lake.gaps import LakeGap
-    from headwater.pipeline.reading.lake import Lake
+
+    def work_in(folder: str, found: str) -> list[Any]:
+        with open_lake(folder) as target:
+            return list(resnapshot_lake(target, found))
 
     async def work() -> None:
         settings = settings_for(url, embedded, data_dir, lake)
-        target = Lake(settings.lake.location)
         async with database(settings) as found:
-            for done in await asyncio.to_thread(lambda: list(resnapshot_lake(target, found))):
+            for done in await asyncio.to_thread(work_in, settings.lake.location, found):
                 if isinstance(done, LakeGap):
                     text = f"The lake has no changes between {done.since} and {done.until}."
                 elif done.error is not None:
@@ -193,9 +212,11 @@ def compact(lake: LakeFolder = None, json: Json = False) -> None:
     Example: `headwater pipeline compact --lake /var/lib/shop/lake`
     """
     packages.require()
-    from headwater.pipeline.lake import maintenance
+    from headwater.pipeline.compaction import tables
+    from headwater.pipeline.spark.session import any_session
 
-    for done in maintenance.compact(lake or load_settings().lake.location):
+    root = lake or load_settings().lake.location
+    for done in tables.compact(root, lambda: any_session(root)):
         text = f"{done.table}: {done.files_before} files, now {done.files_after}."
         print_message(msgspec.to_builtins(done), text, json=json)
 

@@ -1,11 +1,13 @@
 """Queries over the lake: `asof`, `history` and `audit`.
 
-A running pipeline answers them; without one, this process starts Spark. Modules of other commands
-are not imported here, so that an answer is fast.
+A running pipeline answers them. Without one, this process reads single rows and small tables
+itself, and starts Spark for everything else. Modules of other commands are not imported here, so
+that an answer is fast.
 """
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +15,19 @@ import typer
 
 from headwater.commands.lake.connection import open_lake
 from headwater.commands.lake.moments import parse_moment
-from headwater.commands.lake.rows import FormatOption, OutputFile, RowsPrinter, versions_view
+from headwater.commands.lake.rows import (
+    FormatOption,
+    OutputFile,
+    RowsPrinter,
+    plan_in_json,
+    plan_view,
+    versions_view,
+)
 from headwater.commands.options import LAKE_PANEL, Json, LakeFolder, new_app
-from headwater.commands.output import out
+from headwater.commands.output import as_json, out
 from headwater.errors import ConfigError
 from headwater.model import Position
+from headwater.pipeline import packages
 from headwater.pipeline.reading.requests import (
     AsOfRequest,
     AuditRequest,
@@ -31,11 +41,18 @@ from headwater.settings import load_settings
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headwater.pipeline.reading.points import PointAnswer
+
 app = new_app()
 
 LogUrl = Annotated[
     str | None,
     typer.Option("--url", help="Also read what this database has and the lake does not have yet."),
+]
+
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="Only show what is read, by which engine, and why."),
 ]
 
 
@@ -62,6 +79,7 @@ def asof(
     ] = None,
     lake: LakeFolder = None,
     url: LogUrl = None,
+    explain: Explain = False,
     format: FormatOption = None,
     output: OutputFile = None,
     json: Json = False,
@@ -81,7 +99,10 @@ def asof(
         as_text=tuple(as_text or ()),
         limit=printer.limit,
     )
-    printer.print(_answer(lake, request, _log_url(url)))
+    if explain:
+        _explain(lake, request, _log_url(url), json=json)
+    else:
+        printer.print(_answer(lake, request, _log_url(url)))
 
 
 @app.command(rich_help_panel=LAKE_PANEL)
@@ -93,6 +114,7 @@ def history(
     ],
     lake: LakeFolder = None,
     url: LogUrl = None,
+    explain: Explain = False,
     format: FormatOption = None,
     output: OutputFile = None,
     json: Json = False,
@@ -103,6 +125,9 @@ def history(
     """
     printer = RowsPrinter(format, output, json=json)
     request = RowHistoryRequest(table, tuple(key), plain=printer.is_on_screen)
+    if explain:
+        _explain(lake, request, _log_url(url), json=json)
+        return
     versions = _answer(lake, request, _log_url(url))
     if printer.is_on_screen:
         out.print(versions_view(versions.to_pylist()))
@@ -161,12 +186,44 @@ def _log_url(url: str | None) -> str | None:
     return load_settings(overrides={"url": url}).url
 
 
-def _answer(folder: str | None, request: LakeRequest, url: str | None = None) -> pa.Table:
-    """The rows: from the running pipeline of the lake, or from a Spark of this process."""
-    service = shared_session.find(load_settings(overrides={"lake_location": folder}).lake.location)
+def _answer(
+    folder: str | None, request: LakeRequest, url: str | None = None
+) -> pa.Table | PointAnswer:
+    """The rows: from the running pipeline of the lake, or from this process, with a Spark where the
+    request asks for much."""
+    root = _root(folder)
+    service = shared_session.find(root)
     if service is not None:
         return send_request(service, request)
-    with open_lake(folder, url) as found:
-        from headwater.pipeline.reading.request_server import run_request
+    packages.require()
+    if not isinstance(request, AuditRequest):
+        from headwater.pipeline.reading import choice, points
 
-        return run_request(found, request)
+        with points.opened(root, url) as reader:
+            chosen = choice.plan(reader, request)
+            if chosen.engine == "datafusion":
+                return choice.run(reader, request, chosen)
+    with open_lake(folder, url) as found:
+        from headwater.pipeline.reading.request_server import run_with_spark
+
+        return run_with_spark(found, request)
+
+
+def _explain(folder: str | None, request: LakeRequest, url: str | None, *, json: bool) -> None:
+    """Print what a request reads, by which engine, and why, without running it."""
+    from headwater.pipeline.reading import choice, points
+
+    root = _root(folder)
+    packages.require()
+    with points.opened(root, url) as reader:
+        chosen = choice.plan(reader, request)
+    service = shared_session.find(root)
+    by = "this command" if service is None else f"the running pipeline (process {service.pid})"
+    if json:
+        sys.stdout.write(f"{as_json(plan_in_json(chosen, by))}\n")
+    else:
+        out.print(plan_view(chosen, by))
+
+
+def _root(folder: str | None) -> str:
+    return load_settings(overrides={"lake_location": folder}).lake.location

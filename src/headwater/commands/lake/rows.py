@@ -19,6 +19,9 @@ from headwater.limits import LAKE_ROWS_SHOWN
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headwater.pipeline.reading.choice import ReadPlan
+    from headwater.pipeline.reading.points import PointAnswer
+
 
 class Format(StrEnum):
     """How rows are printed. For JSON, use `--json`, as with every command."""
@@ -64,7 +67,7 @@ class RowsPrinter:
         """How many rows are needed: one more than a table shows, to know that there are more."""
         return LAKE_ROWS_SHOWN + 1 if self.is_table else None
 
-    def print(self, table: pa.Table) -> None:
+    def print(self, table: pa.Table | PointAnswer) -> None:
         if self._output is None:
             sys.stdout.write(self._text(table))
             return
@@ -79,19 +82,22 @@ class RowsPrinter:
                 hint="Name another file: --output FILE",
             ) from error
 
-    def _text(self, table: pa.Table) -> str:
+    def _text(self, table: pa.Table | PointAnswer) -> str:
         if self._json:
             return "".join(f"{as_json(row)}\n" for row in table.to_pylist())
         return as_csv(table) if self._format is Format.CSV else _as_grid(table)
 
 
-def _write_parquet(table: pa.Table, output: str) -> None:
+def _write_parquet(table: pa.Table | PointAnswer, output: str) -> None:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if not isinstance(table, pa.Table):
+        table = table.to_arrow()
     pq.write_table(table, output)
 
 
-def _as_grid(table: pa.Table) -> str:
+def _as_grid(table: pa.Table | PointAnswer) -> str:
     grid = Grid(box=None)
     for name in table.column_names:
         grid.add_column(Text(name))
@@ -105,7 +111,7 @@ def _as_grid(table: pa.Table) -> str:
     return captured.get()
 
 
-def as_csv(table: pa.Table) -> str:
+def as_csv(table: pa.Table | PointAnswer) -> str:
     """Comma-separated values with a header line. NULL is an empty cell, an empty text is quoted."""
     lines = [table.column_names, *(row.values() for row in table.to_pylist())]
     return "".join(",".join(map(_cell, line)) + "\n" for line in lines)
@@ -145,4 +151,31 @@ def versions_view(versions: list[dict[str, Any]]) -> Text:
             text.append(" → ") if old is not None and new is not None else None
             text.append(short(new), style="green") if new is not None else None
             text.append("\n")
+    return text
+
+
+def plan_in_json(plan: ReadPlan, by: str) -> dict[str, Any]:
+    """What a request reads, as `--explain --json` prints it."""
+    names = ("table", "files", "of_files", "bytes")
+    reads = [{name: getattr(read, name) for name in names} for read in plan.reads]
+    return {
+        "engine": plan.engine,
+        "by": by,
+        "reason": plan.reason,
+        "reads": reads,
+        "log": plan.log,
+    }
+
+
+def plan_view(plan: ReadPlan, by: str) -> Text:
+    """The same for people."""
+    engine = {"spark": "Spark", "datafusion": "DataFusion"}[plan.engine]
+    text = Text()
+    text.append(engine, style="bold").append(f" in {by}: {plan.reason}\n")
+    for read in plan.reads:
+        text.append(f"  {read.table}: {read.files:,} of {read.of_files:,} files, ")
+        text.append(f"{read.bytes:,} bytes\n")
+    if plan.log:
+        text.append("  the end of the log: changes that the lake does not have yet\n")
+    text.rstrip()
     return text

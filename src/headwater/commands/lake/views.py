@@ -106,10 +106,19 @@ def views_view(views: Sequence[ViewStatus]) -> Grid | Text:
     for view in views:
         grid.add_row(
             view.name,
-            Text("failed", style="red") if view.error else view.state,
+            _state(view),
             "its table was dropped" if view.rows is None and view.built_at else str(view.rows or 0),
             view.position or "–",
             f"{view.changed_at:%Y-%m-%d %H:%M:%S}",
             Text(view.error or "", style="red"),
         )
     return grid
+
+
+def _state(view: ViewStatus) -> Text | str:
+    if view.error:
+        return Text("failed", style="red")
+    if view.built_percent is None:
+        return view.state
+    left = "" if view.seconds_left is None else f", about {view.seconds_left:.0f} s left"
+    return f"{view.state}, {view.built_percent} % built{left}"

@@ -1,4 +1,4 @@
-/** The streams of the data pipeline: their progress, rates and errors. */
+/** The streams of the data pipeline and the jobs beside them: their progress, rates and errors. */
 
 import { ask } from "../api.js";
 import { card, fill, h, head } from "../dom.js";
@@ -10,6 +10,14 @@ import { plot, Series } from "../plot.js";
 /** @type {Record<string, string>} */
 const LEVELS = { running: "good", starting: "accent", waiting: "warn", failed: "bad", stopped: "" };
 
+/** What a job beside the streams counts. @type {Record<string, string>} */
+const JOBS = {
+  snapshots: "rows stored", tables: "changes merged", compaction: "files joined", reconcile: "rows compared",
+};
+
+/** @param {any} row */
+const isJob = (row) => row.name in JOBS;
+
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, context) {
   const { signal } = context;
@@ -17,6 +25,7 @@ export function open(page, context) {
     key: (row) => row.name,
     empty: ["No pipeline has run over this database. Start one: ", h("code", {}, "headwater pipeline run")],
   });
+  const jobs = new Grid("Jobs", JOB_COLUMNS, { key: (row) => row.name, empty: ["No job has run."] });
   const plots = h("div", { class: "page" });
   /** @type {Map<string, Stream>} */
   const streams = new Map();
@@ -33,14 +42,17 @@ export function open(page, context) {
   page.append(
     head("Pipeline", "Each stream writes changes of the log into the lake, or into a streaming view. Behind: changes that it has not processed yet."),
     card("Streams", grid.element),
+    card("Jobs beside the streams", jobs.element),
     plots,
   );
   void past(signal).then((rows) => {
     if (signal.aborted) return;
-    rows.forEach((row) => stream(row.name).add(row));
+    rows.filter((row) => !isJob(row)).forEach((row) => stream(row.name).add(row));
     follow(context, page, { table: "headwater.pipeline", limit: 200 }, (now) => {
-      grid.update(now);
-      now.forEach((row) => stream(row.name).add(row));
+      const running = now.filter((/** @type {any} */ row) => !isJob(row));
+      grid.update(running);
+      jobs.update(now.filter(isJob));
+      running.forEach((/** @type {any} */ row) => stream(row.name).add(row));
       draw();
     });
   });
@@ -103,6 +115,22 @@ const COLUMNS = [
   { name: "Changes a second", number: true, show: (/** @type {any} */ row) => rate(row.input_rate) },
   { name: "Behind", number: true, by: (/** @type {any} */ row) => row.behind_changes, show: (/** @type {any} */ row) => row.behind_changes === null ? "not known" : `${count(row.behind_changes)} changes` },
   { name: "Lag", number: true, by: (/** @type {any} */ row) => row.behind_seconds, show: (/** @type {any} */ row) => seconds(row.behind_seconds) },
+  { name: "Restarts", number: true, show: (/** @type {any} */ row) => count(row.restarts) },
+  { name: "Last report", number: true, show: (/** @type {any} */ row) => `${age(row.updated_at)} ago` },
+];
+
+/** What a job is busy with. @param {any} row */
+function task(row) {
+  if (!row.task) return "";
+  const done = row.task_total ? `: ${Math.floor((100 * (row.task_done ?? 0)) / row.task_total)} %` : "";
+  const left = row.task_seconds_left === null ? "" : `, ${seconds(row.task_seconds_left)} left`;
+  return `${row.task}${done}${left}`;
+}
+
+const JOB_COLUMNS = [
+  { name: "Job", by: (/** @type {any} */ row) => row.name, show: name },
+  { name: "Done", number: true, show: (/** @type {any} */ row) => `${count(row.changes)} ${JOBS[row.name]}` },
+  { name: "Now", show: task },
   { name: "Restarts", number: true, show: (/** @type {any} */ row) => count(row.restarts) },
   { name: "Last report", number: true, show: (/** @type {any} */ row) => `${age(row.updated_at)} ago` },
 ];

@@ -37,8 +37,8 @@ export function showRevenue(hw, about) {
   function show() {
     const streams = new Map((progress.value ?? []).map((each) => [each.name, each]));
     const [lake, view] = [streams.get("events"), streams.get(VIEW)];
-    // The pipeline creates the view's table with its first batch; before that it cannot be followed.
-    if (!revenue && view && view.batch !== null) follow();
+    // The pipeline creates the view's table when it builds it; before that it cannot be followed.
+    if (!revenue && view && view.position !== null) follow();
     const rows = revenue?.value ?? [];
     const isUp = view?.state === "running";
     showSteps([
@@ -46,7 +46,7 @@ export function showRevenue(hw, about) {
       ["changes are written to the lake", lake?.state === "running"],
       ["the sums are computed", isUp && rows.length > 0],
     ]);
-    setText(byId("pipeline"), statusText(view, lake));
+    setText(byId("pipeline"), statusText(view, lake, streams.get("views")));
     toggleClass(byId("bars"), "stale", !isUp);
     showBars(rows);
   }
@@ -55,12 +55,13 @@ export function showRevenue(hw, about) {
 }
 
 /** The status line of the card. */
-function statusText(view, lake) {
+function statusText(view, lake, views) {
   const failed = [view, lake].find((each) => each?.error);
   if (failed) return failed.error;
   if (view?.state !== "running") return "Spark is starting";
   const changes = `${money.format(lake?.changes ?? 0)} changes`;
-  return view.behind_changes > BEHIND ? `${changes}, ${view.behind_changes} behind` : changes;
+  const behind = views?.behind_changes ?? 0;
+  return behind > BEHIND ? `${changes}, ${behind} behind` : changes;
 }
 
 /** @param {[string, boolean | undefined][]} steps */

@@ -82,21 +82,27 @@ class Authorization:
     ) -> dict[str, Access]:
         """What a connection may read of each table. The hook gets the table's name as Headwater
         prints it, not as the client wrote it."""
-        identity = connection.session.identity
-        accesses = {}
-        for name, known in tables.items():
-            table = known.table
-            if table.is_system:
-                if not self._is_admin(connection, identity):
-                    raise not_admin(self._settings.auth, f"table {table.label}")
-                accesses[name] = Access()
-            else:
-                self._check_declared(connection, known)
-                request = msgspec.structs.replace(access_request, table=table.label)
-                accesses[name] = await decide(
-                    self._authorize, identity, request, history=self._history(connection)
-                )
-        return accesses
+        identity, local = connection.session.identity, connection.local
+        return {
+            name: await self.of_table(identity, known, access_request, local=local)
+            for name, known in tables.items()
+        }
+
+    async def of_table(
+        self, identity: Identity, known: KnownTable, access_request: AccessRequest, *, local: bool
+    ) -> Access:
+        """The same for one table and a user without a connection. `local` says that the user is one
+        of this machine."""
+        table, is_admin = known.table, self._is_admin(identity, local=local)
+        if table.is_system:
+            if not is_admin:
+                raise not_admin(self._settings.auth, f"table {table.label}")
+            return Access()
+        if not is_admin:
+            self._check_declared(known)
+        request = msgspec.structs.replace(access_request, table=table.label)
+        history = self._history(is_admin=is_admin)
+        return await decide(self._authorize, identity, request, history=history)
 
     async def of_feed(
         self,
@@ -108,7 +114,8 @@ class Authorization:
         if tables:
             return await self.of(connection, tables, access_request)
         identity = connection.session.identity
-        if self._is_admin(connection, identity):
+        is_admin = self._is_admin(identity, local=connection.local)
+        if is_admin:
             return {_ALL: Access(whole=True)}
         is_closed = self._settings.gateway.tables == "closed"
         if self._authorize is not None or identity.role is not None or is_closed:
@@ -117,7 +124,7 @@ class Authorization:
                 path="tables",
                 hint="Name the tables of the feed.",
             )
-        return {_ALL: Access(history=self._history(connection))}
+        return {_ALL: Access(history=self._history(is_admin=is_admin))}
 
     async def of_topic(
         self,
@@ -129,7 +136,9 @@ class Authorization:
         """The access with which a topic is followed; Forbidden if it is not allowed. The topic's
         access function decides. Without one, the authorize hook must allow all rows of the topic's
         tables."""
-        identity, history = connection.session.identity, self._history(connection)
+        identity = connection.session.identity
+        is_admin = self._is_admin(identity, local=connection.local)
+        history = self._history(is_admin=is_admin)
         await self._topics.check(definition, parameters, identity)
         if definition.access is None and self._authorize is not None:
             for name in definition.tables:
@@ -141,28 +150,25 @@ class Authorization:
                 history = _shorter(history, access.history)
         return Access(identity.role, identity.claims_json, history=history)
 
-    def _check_declared(self, connection: GatewayConnection, known: KnownTable) -> None:
+    def _check_declared(self, known: KnownTable) -> None:
         label = known.table.label
         if self._settings.gateway.tables == "open" or label in self._declared:
             return
         if known.source in self._declared_sources:
             return
-        if not self._is_admin(connection, connection.session.identity):
-            raise Forbidden(
-                f"table {label} is not open to clients",
-                hint=f"Declare it in the application: hw.table({label!r}). The setting"
-                " [gateway] tables is closed.",
-            )
+        raise Forbidden(
+            f"table {label} is not open to clients",
+            hint=f"Declare it in the application: hw.table({label!r}). The setting"
+            " [gateway] tables is closed.",
+        )
 
-    def _history(self, connection: GatewayConnection) -> timedelta | None:
+    def _history(self, *, is_admin: bool) -> timedelta | None:
         """How far back a feed may begin, if the hook sets no time. Admins may read the whole
         log."""
-        if self._is_admin(connection, connection.session.identity):
-            return None
-        return self._settings.gateway.feed_history_period
+        return None if is_admin else self._settings.gateway.feed_history_period
 
-    def _is_admin(self, connection: GatewayConnection, identity: Identity) -> bool:
-        return is_admin(self._settings.auth, identity, local=connection.local)
+    def _is_admin(self, identity: Identity, *, local: bool) -> bool:
+        return is_admin(self._settings.auth, identity, local=local)
 
     # -------------------------------------------------------------------- checked again
 

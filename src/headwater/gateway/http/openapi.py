@@ -319,6 +319,34 @@ def _paths() -> dict[str, Any]:
                 only=_MAY_TIME_OUT,
             )
         },
+        "/v1/asof/{table}": {
+            "get": _operation(
+                "A row as it was at a moment",
+                _answer("200", "The row; null if it did not exist."),
+                parameters=[
+                    _parameter("table", "path", "The table."),
+                    _KEY,
+                    _parameter("at", "query", "A time (UTC without an offset) or a position."),
+                ],
+                only=_MAY_TIME_OUT,
+            )
+        },
+        "/v1/history/{table}": {
+            "get": _operation(
+                "The versions of a row, newest first",
+                _answer("200", "The versions; `before` continues from there."),
+                parameters=[
+                    _parameter("table", "path", "The table."),
+                    _KEY,
+                    _parameter("before", "query", "Where the previous answer ended."),
+                    _parameter(
+                        "limit", "query", "At most this many.",
+                        {"type": "integer", "minimum": 1, "maximum": limits.PAST_VERSIONS_MAX},
+                    ),
+                ],
+                only=_MAY_TIME_OUT,
+            )
+        },
         "/metrics": {"get": _plain_operation("Metrics for Prometheus", "text/plain")},
         "/healthz": {"get": _plain_operation("Whether the process is alive", "application/json")},
         "/readyz": {
@@ -353,6 +381,11 @@ def _json_parameter(name: str, schema: dict[str, Any], *, required: bool = True)
     content = {"application/json": {"schema": schema}}
     return {"name": name, "in": "query", "required": required, "content": content}
 
+
+_KEY = _parameter(
+    "key", "query", "The row's key: one value for each of its columns.",
+    {"type": "array", "items": {"type": "string"}, "minItems": 1},
+)  # fmt: skip
 
 _SEARCH = [
     _parameter("before", "query", "Where the previous answer ended."),

@@ -1,4 +1,5 @@
-"""Runs the pipeline: one Spark application with a supervised streaming query for each job.
+"""Runs the pipeline: one Spark application with a supervised streaming query for each job, and the
+jobs beside them (`background`).
 
 A query that fails is started again after a pause that grows, while the others continue. Where a
 retry cannot help (a trimmed log, an unreadable checkpoint) the stream stays failed and reports why.
@@ -9,16 +10,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from threading import Event
 from typing import TYPE_CHECKING
 
 from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.metrics import PipelineMetrics
-from headwater.pipeline.jobs.plan import EVENTS, LOOK_SECONDS, PipelinePlan
+from headwater.pipeline.jobs.background import BackgroundJobs, jobs_of
+from headwater.pipeline.jobs.plan import LOOK_SECONDS, PipelinePlan
 from headwater.pipeline.jobs.running_stream import RunningStream
-from headwater.pipeline.jobs.snapshot_job import SnapshotJob
 from headwater.pipeline.lake import maintenance
+from headwater.pipeline.spark import launch
+from headwater.pipeline.spark.launch import SparkLost
 from headwater.pipeline.stream.checkpoints import LakeLock
 from headwater.pipeline.stream.progress import Reports, StreamLag, StreamProgress
 
@@ -34,30 +39,35 @@ def run(
     """Run the pipeline until `stop` is set; with `once`, until every change up to now is written.
     Returns the progress of the streams. Raises the error of a failed stream: of any stream with
     `once`, otherwise only when all streams have failed."""
-    with LakeLock(plan.lake.root):
-        return Pipeline(spark, plan, Reports(plan.url, metrics)).run(stop)
+    with LakeLock(plan.lake.root), closing(Reports(plan.url, metrics)) as reports:
+        return Pipeline(spark, plan, reports).run(stop)
 
 
 class Pipeline:
     """The streams of one application."""
 
-    def __init__(self, spark: SparkSession, plan: PipelinePlan, reports: Reports) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: PipelinePlan,
+        reports: Reports,
+        lost: Sequence[SparkLost] = (),
+    ) -> None:
+        """`lost` are the errors of the Sparks before this one."""
         self._plan = plan
         self._reports = reports
-        self._streams = [RunningStream(spark, plan, job) for job in plan.jobs]
+        self._streams = [RunningStream(spark, plan, job, lost) for job in plan.jobs]
         self._report_at = 0.0
         self._vacuum_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
-        self._snapshots: SnapshotJob | None = None
-        if EVENTS.name in {job.name for job in plan.jobs}:
-            self._snapshots = SnapshotJob(
-                plan.lake, plan.url, events_max=plan.snapshot_events, retention=plan.retention
-            )
+        self._background = BackgroundJobs(list(jobs_of(plan)))
 
     def run(self, stop: Event) -> list[StreamProgress]:
         try:
-            if self._snapshots is not None and not self._plan.once:
-                self._snapshots.start()
+            if not self._plan.once:
+                self._background.start()
             while not self._has_ended():
+                if reason := launch.ended():
+                    raise SparkLost(reason)
                 for stream in self._streams:
                     stream.look()
                 self._pass_contents()
@@ -65,23 +75,27 @@ class Pipeline:
                 self._vacuum()
                 if stop.wait(LOOK_SECONDS):
                     break
-            if self._snapshots is not None and self._plan.once and self._has_stopped():
-                self._snapshots.work()
+            if self._plan.once and self._has_stopped():
+                self._background.work()
+        except Exception as error:
+            lost = launch.lost(error)
+            if lost is None:
+                raise
+            for stream in self._streams:
+                stream.abandon(lost)
+            raise lost from error
         finally:
             for stream in self._streams:
                 stream.stop()
-            if self._snapshots is not None:
-                self._snapshots.stop()
+            self._background.stop()
             self._report(last=True)
-            self._reports.close()
         self._raise_failure()
         return [stream.progress() for stream in self._streams]
 
     def _pass_contents(self) -> None:
         for stream in self._streams:
             for contents in stream.contents():
-                if self._snapshots is not None:
-                    self._snapshots.note(contents)
+                self._background.note(contents)
 
     def _has_ended(self) -> bool:
         return all(stream.state in ("stopped", "failed") for stream in self._streams)
@@ -102,23 +116,11 @@ class Pipeline:
         self._report_at = time.monotonic() + limits.PIPELINE_REPORT_SECONDS
         try:
             streams = [each.progress(self._behind(each)) for each in self._streams]
-            if self._snapshots is not None and self._plan.snapshot_events:
-                streams.append(self._snapshots.progress())
-            self._reports.write(streams)
-            self._start_due(last=last)
+            views = [each for stream in self._streams for each in stream.inner_progress()]
+            self._reports.write([*streams, *views, *self._background.progress()])
         except HeadwaterError as error:
             # The database cannot be reached: the streams report that themselves.
             log.warning("Could not write the pipeline's progress to the database: %s", error)
-
-    def _start_due(self, *, last: bool) -> None:
-        """Restart the streams of views for which a rebuild was requested: the start builds them."""
-        views = {each.view: each for each in self._streams if each.view is not None}
-        # With `once`, the start of a stream sees by itself that its view is due.
-        if not views or last or self._plan.once:
-            return
-        for name in self._reports.due_views():
-            if name in views:
-                views[name].restart()
 
     def _behind(self, stream: RunningStream) -> StreamLag | None:
         return None if stream.offset is None else self._reports.behind(stream.offset)

@@ -10,24 +10,25 @@ import msgspec
 
 from headwater import limits
 from headwater.errors import ConfigError
+from headwater.metrics import PipelineMetrics
 from headwater.pipeline.jobs.events_sink import EventsSink
 from headwater.pipeline.lake import events
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.checkpoints import Checkpoint
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.sink import StreamSink
+from headwater.pipeline.tables.choice import Choice
 from headwater.pipeline.views.definitions import StreamingView
-from headwater.pipeline.views.sink import ViewSink
+from headwater.pipeline.views.sink import ViewsSink
 
 LOOK_SECONDS = 0.2
 """How often a running pipeline checks its streams."""
 
 _VIEW_SECONDS = 0.05
-"""How often the stream of a view looks for changes."""
+"""The least pause between two batches of the stream of all views."""
 
-
-VIEW_PREFIX = "view."
-"""The stream of view `revenue` is called `view.revenue`."""
+VIEWS = "views"
+"""The name of the stream of all views."""
 
 _EVERYTHING = 2**62
 
@@ -44,33 +45,22 @@ class StreamJob(msgspec.Struct, frozen=True):
     """The pause between two batches; None for the pipeline's."""
     rows_max: int | None = None
     """The most changes in one batch; None for the pipeline's."""
-    view: str | None = None
-    """The view that it maintains, if any."""
-
-    reads_itself: bool = False
-    """Whether the sink reads the log between a batch's offsets itself. Spark's batch then has no
-    rows, and costs next to nothing to plan."""
 
 
 def _last_event(lake: Lake) -> Offset | None:
     return events.last_offset(lake.events_path)
 
 
-EVENTS = StreamJob("events", EventsSink, _last_event, reads_itself=True)
+EVENTS = StreamJob("events", EventsSink, _last_event)
 
 JOBS: tuple[StreamJob, ...] = (EVENTS,)
 
 
-def view_job(view: StreamingView) -> StreamJob:
-    """The stream of a view. A view of several tables reads whole transactions only: a join must
-    have the same transactions of each of its tables."""
+def views_job(views: Sequence[StreamingView]) -> StreamJob:
+    """The stream of all views. It reads whole transactions only: no view ever shows a part of
+    one."""
     return StreamJob(
-        f"{VIEW_PREFIX}{view.name}",
-        partial(ViewSink, view),
-        tables=view.sources,
-        seconds=_VIEW_SECONDS,
-        rows_max=_EVERYTHING if len(view.tables) > 1 else None,
-        view=view.name,
+        VIEWS, partial(ViewsSink, tuple(views)), seconds=_VIEW_SECONDS, rows_max=_EVERYTHING
     )
 
 
@@ -92,6 +82,14 @@ class PipelinePlan(msgspec.Struct, frozen=True):
 
     retention: timedelta | None = None
     """How long events are stored; None for ever."""
+
+    metrics: PipelineMetrics = msgspec.field(default_factory=PipelineMetrics)
+
+    reconcile: timedelta | None = None
+    """How often each table is compared with the lake; None for never."""
+
+    tables: Choice | None = None
+    """The typed tables to keep; None for none."""
 
 
 def chosen(names: Sequence[str], jobs: tuple[StreamJob, ...] = JOBS) -> tuple[StreamJob, ...]:

@@ -43,18 +43,26 @@ def resnapshot(lake: Lake, url: str) -> Iterator[LakeGap | ResnapshotResult]:
     """Continue at the present position. Yields the gap, if there is one, then each table.
     PipelineError while a pipeline writes to the lake."""
     with LakeLock(lake.root):
-        table = delta.create(lake.events_path, STORED_EVENTS, ["day"])
-        reached = events.last_offset(lake.events_path)
-        present, at = _now(url, None if reached is None else reached.position)
-        if reached is not None:
-            gap = LakeGap(reached.position, present, _last_time(lake, reached.position), at)
-            gaps.add(lake.gaps_path, gap)
+        gap = continue_at_present(lake, url)
+        if gap is not None:
             yield gap
-        # From here on the lake continues at the present position.
-        delta.note(table, {"offset": msgspec.json.encode(Offset(present).to_dict()).decode()})
-        FileLocation.of(lake.root).remove("_checkpoints")
         for name in _captured(url):
             yield _taken(lake, url, name)
+
+
+def continue_at_present(lake: Lake, url: str) -> LakeGap | None:
+    """Record the gap up to the present position, if the lake has events, and let the streams
+    continue there. The caller holds the lock of the lake."""
+    table = delta.create(lake.events_path, STORED_EVENTS, ["day"])
+    reached = events.last_offset(lake.events_path)
+    present, at = _now(url, None if reached is None else reached.position)
+    gap = None
+    if reached is not None:
+        gap = LakeGap(reached.position, present, _last_time(lake, reached.position), at)
+        gaps.add(lake.gaps_path, gap)
+    delta.note(table, {"offset": msgspec.json.encode(Offset(present).to_dict()).decode()})
+    FileLocation.of(lake.root).remove("_checkpoints")
+    return gap
 
 
 def _taken(lake: Lake, url: str, name: str) -> ResnapshotResult:

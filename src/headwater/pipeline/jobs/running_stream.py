@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,9 +20,10 @@ from headwater import limits
 from headwater.errors import HeadwaterError, PipelineError
 from headwater.pipeline.jobs.plan import LOOK_SECONDS, PipelinePlan, StreamJob
 from headwater.pipeline.jobs.spark_errors import explain
-from headwater.pipeline.lake.events import after_offset
-from headwater.pipeline.stream.checkpoints import Checkpoint, owner_name
+from headwater.pipeline.spark import start_times
+from headwater.pipeline.stream.checkpoints import Checkpoint
 from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.owner import owner_name
 from headwater.pipeline.stream.planning import Planner
 from headwater.pipeline.stream.progress import StreamLag, StreamProgress
 from headwater.pipeline.stream.sink import StreamSink
@@ -38,11 +39,17 @@ log = logging.getLogger(__name__)
 class RunningStream:
     """A job and its streaming query. `look` starts it, and starts it again after a failure."""
 
-    def __init__(self, spark: SparkSession, plan: PipelinePlan, job: StreamJob) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: PipelinePlan,
+        job: StreamJob,
+        lost: Sequence[HeadwaterError] = (),
+    ) -> None:
+        """`lost` are the errors of the Sparks before this one."""
         self.state = "starting"
-        self.error: HeadwaterError | None = None
+        self.error: HeadwaterError | None = lost[-1] if lost else None
         self.offset: Offset | None = None
-        self.view = job.view
         self._spark = spark
         self._plan = plan
         self._job = job
@@ -50,20 +57,23 @@ class RunningStream:
         self._owner = owner_name()
         self._starts = ThreadPoolExecutor(1, f"start of {job.name}")
         self._starting: Future[None] | None = None
+        self._finishing: Future[None] | None = None
         self._query: StreamingQuery | None = None
         self._sink: StreamSink | None = None
+        self._inner: Callable[[], list[StreamProgress]] = list
         self._seen: list[pa.Table] = []
         self._failure: Exception | None = None
         self._gate = Lock()
         self._stopping = False
-        self._error_at: datetime | None = None
+        self._error_at: datetime | None = datetime.now(UTC) if lost else None
         self._pause, self._start_at = limits.PIPELINE_RESTART_SECONDS[0], 0.0
-        self._restarts = 0
+        self._restarts = len(lost)
+        self._is_abandoned = False
         self._latest: dict[str, Any] = {}
         self._rates = 0.0, 0.0
         self._noted = ""
         self._noted_batch: int | None = None
-        self._taken: dict[int, int | None] = {}
+        self._taken: dict[int, int] = {}
         self._reached: Offset | None = None
         self._batch: int | None = None
         self._written: int | None = None
@@ -77,6 +87,9 @@ class RunningStream:
         if self._starting is not None:
             if self._starting.done():
                 self._has_started(self._starting)
+        elif self._finishing is not None:
+            if self._finishing.done():
+                self._has_finished(self._finishing)
         elif self.state in ("starting", "waiting") and time.monotonic() >= self._start_at:
             self._starting = self._starts.submit(self._start)
         elif self.state == "running" and self._query is not None:
@@ -92,13 +105,21 @@ class RunningStream:
         except Exception as error:
             self._failed(error)
 
+    def _has_finished(self, finishing: Future[None]) -> None:
+        self._finishing = None
+        try:
+            finishing.result()
+            self._close_sink()
+            self.state = "stopped"
+        except Exception as error:
+            self._failed(error)
+
     def _ended(self, query: StreamingQuery) -> None:
         error = query.exception()
         if error is not None:
             self._failed(self._failure or error)
-        elif self._plan.once:
-            self._close_sink()
-            self.state = "stopped"
+        elif self._plan.once and self._sink is not None:
+            self._finishing = self._starts.submit(self._sink.finish)
         else:
             self._failed(PipelineError("Spark stopped the query", retryable=True))
 
@@ -115,14 +136,15 @@ class RunningStream:
         self.state = "waiting"
         self._restarts += 1
 
-    def restart(self) -> None:
-        """Stop, and start at the next look. A stream that has failed is started too, after its
-        pause."""
-        if self.state != "running" and time.monotonic() < self._start_at:
-            return
-        if self._starting is None and self.state in ("running", "failed", "waiting"):
-            self._stop_query()
-            self._stopping, self._start_at, self.state = False, 0.0, "starting"
+    def abandon(self, error: HeadwaterError) -> None:
+        """Spark is lost: wait for the batch that is being written, and leave its query."""
+        self._stopping, self._starting, self._query = True, None, None
+        self._is_abandoned = True
+        if self._gate.acquire(timeout=limits.PIPELINE_STOP_SECONDS):
+            self._gate.release()
+        self._close_sink()
+        self.state, self.error, self._error_at = "waiting", error, datetime.now(UTC)
+        self._restarts += 1
 
     def stop(self) -> None:
         """Stop between two batches: wait for the batch that is being written."""
@@ -130,6 +152,8 @@ class RunningStream:
             self._stopping = True
             wait([self._starting], limits.PIPELINE_STOP_SECONDS)
         self._starts.shutdown(wait=False)
+        if self._is_abandoned:
+            return
         self._stop_query()
         if self.state != "failed":
             self.state = "stopped"
@@ -141,7 +165,7 @@ class RunningStream:
             return
         if self._gate.acquire(timeout=limits.PIPELINE_STOP_SECONDS):
             self._gate.release()
-            self._wait_for_commit(self._query)
+            self._wait_for_report(self._query)
         self._note_progress(self._query)
         try:
             self._query.stop()
@@ -156,6 +180,7 @@ class RunningStream:
         if sink is None:
             return
         self._seen += sink.contents()
+        self._inner = sink.progress
         if self._gate.acquire(timeout=LOOK_SECONDS):
             try:
                 sink.close()
@@ -167,9 +192,9 @@ class RunningStream:
         found, self._seen = self._seen, []
         return [*found, *(self._sink.contents() if self._sink is not None else ())]
 
-    def _wait_for_commit(self, query: StreamingQuery) -> None:
-        """Wait until Spark has recorded the batch as done, which it does after the sink returns.
-        This may give up: a batch that is not recorded is repeated, and then found to be written."""
+    def _wait_for_report(self, query: StreamingQuery) -> None:
+        """Wait until Spark reports the batch as done, which it does after the sink returns, so that
+        the last report has it. This may give up."""
         deadline = time.monotonic() + limits.PIPELINE_REPORT_SECONDS
         while query.isActive and self._written is not None and time.monotonic() < deadline:
             latest = query.lastProgress
@@ -185,23 +210,22 @@ class RunningStream:
         if self._stopping:
             self._close_sink()
             raise PipelineError("the pipeline is stopping")
-        if self._sink.is_new_stream:
-            self._checkpoint.remove()
-        self._checkpoint.check()
-        begin = self._begin()
+        self._checkpoint.remove()
+        begin = self._sink.begin or self._job.begin(self._plan.lake) or self._beginning()
+        self._checkpoint.begin_at(begin)
         reader = self._spark.readStream.format("headwater").option("url", self._plan.url)
         if self._job.tables:
             reader = reader.option("tables", ",".join(self._job.tables))
         rows_max = self._plan.rows_max if self._job.rows_max is None else self._job.rows_max
         if rows_max is not None:
             reader = reader.option("maxRows", rows_max)
-        if begin is not None:
-            reader = reader.option("since", str(begin.position))
-        if self._job.reads_itself:
-            changes = reader.load().where("false")
-        else:
-            changes = after_offset(reader.load(), begin)
-        writer = changes.writeStream.foreachBatch(self._write).queryName(self._job.name)
+        since = msgspec.json.encode(begin.to_dict()).decode()
+        writer = (
+            reader.options(emit="parts", since=since)
+            .load()
+            .writeStream.foreachBatch(self._write)
+            .queryName(self._job.name)
+        )
         writer = writer.option("checkpointLocation", self._checkpoint.path)
         if self._plan.once:
             self._query = writer.trigger(availableNow=True).start()
@@ -210,16 +234,7 @@ class RunningStream:
             self._query = writer.trigger(
                 processingTime=f"{seconds * 1000:.0f} milliseconds"
             ).start()
-
-    def _begin(self) -> Offset | None:
-        """Where the stream began, or begins now. It is saved first, so that the first batch has the
-        same rows when it is repeated."""
-        begin = self._checkpoint.begin
-        if begin is None and not self._checkpoint.exists:
-            assert self._sink is not None
-            begin = self._sink.begin or self._job.begin(self._plan.lake) or self._beginning()
-            self._checkpoint.begin_at(begin)
-        return begin
+        start_times.mark("query")
 
     def _beginning(self) -> Offset:
         planner = Planner(self._plan.url)
@@ -228,15 +243,16 @@ class RunningStream:
         finally:
             planner.close()
 
-    def _write(self, batch: DataFrame, batch_id: int) -> None:
+    def _write(self, parts: DataFrame, batch_id: int) -> None:
+        start_times.mark("planned")
         with self._gate:
             sink = self._sink
             if self._stopping or sink is None:
                 raise PipelineError("the pipeline is stopping")
             try:
-                taken, failure = sink.write(batch, batch_id), None
+                taken, failure = sink.write(parts, batch_id), None
             except Exception as error:
-                taken, failure = None, error
+                taken, failure = 0, error
             if self._sink is not sink:
                 sink.close()  # the stream was stopped without waiting for this batch
                 raise PipelineError("the pipeline has stopped") from failure
@@ -244,6 +260,7 @@ class RunningStream:
                 self._failure = failure
                 raise failure
             self._taken[batch_id], self._written = taken, batch_id
+        start_times.report("committed")
 
     # -------------------------------------------------------------------- progress
 
@@ -257,9 +274,7 @@ class RunningStream:
                 self.offset = Offset.from_dict(_end_offset(latest))
             # A batch is done: the last error is over.
             self._pause, self.error, self._error_at = limits.PIPELINE_RESTART_SECONDS[0], None, None
-            taken = self._taken.pop(latest["batchId"], None)
-            if taken is None:
-                taken = latest["numInputRows"]
+            taken = self._taken.pop(latest["batchId"], 0)
             # A batch of nothing but our own progress rows must not be reported: the report would
             # be the next batch, without end.
             if taken:
@@ -277,6 +292,10 @@ class RunningStream:
             return ()
         alone = self._noted_batch is not None and latest["batchId"] <= self._noted_batch + 1
         return (latest,) if alone else query.recentProgress
+
+    def inner_progress(self) -> list[StreamProgress]:
+        """The progress of what the sink maintains by itself."""
+        return self._inner() if self._sink is None else self._sink.progress()
 
     def progress(self, behind: StreamLag | None = None) -> StreamProgress:
         idle = behind is not None and behind.changes == 0
@@ -312,14 +331,15 @@ def _ignoring_invalid_progress() -> Iterator[None]:
 
 
 def _rates(taken: int, before: dict[str, Any], latest: dict[str, Any]) -> tuple[float, float]:
-    """Changes a second: that came in, and that were written. Spark's own counts do not include rows
-    that a sink reads itself.
+    """Changes a second: that came in, and that were written. Spark itself counts parts.
 
     >>> batch = lambda at: {"timestamp": at, "durationMs": {"triggerExecution": 250}}
     >>> _rates(100, batch("2026-11-15T10:00:00.000Z"), batch("2026-11-15T10:00:02.000Z"))
     (50.0, 400.0)
     """
-    worked = latest["durationMs"].get("triggerExecution", 0) / 1000
+    durations = latest["durationMs"]
+    # Without the time for which it waited for changes.
+    worked = (durations.get("triggerExecution", 0) - durations.get("latestOffset", 0)) / 1000
     began = [datetime.fromisoformat(each["timestamp"]) for each in (before, latest) if each]
     passed = (began[-1] - began[0]).total_seconds() if len(began) > 1 else worked
     return round(taken / max(passed, 0.001), 1), round(taken / max(worked, 0.001), 1)

@@ -4,8 +4,7 @@ a snapshot that is near it. Also removes old events (`trim`).
 `snapshot_schedule` decides which tables are due. The events sink reports what each batch contained;
 after a start, the changes since the last snapshots are counted once from the lake.
 
-This runs in a thread of its own. It never delays the events. A failure ends nothing: it is logged,
-reported as the stream `snapshots`, and the snapshot is tried again.
+This runs in a thread of its own (`job_thread`), and is reported as the stream `snapshots`.
 """
 
 from __future__ import annotations
@@ -13,27 +12,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from threading import Condition, Thread
-from typing import Any
+from contextlib import closing
+from datetime import timedelta
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headwater import limits
 from headwater.database import connect_blocking, translated
-from headwater.errors import HeadwaterError, PipelineError, ResyncRequired
+from headwater.errors import HeadwaterError, ResyncRequired
 from headwater.pipeline.files import FileLocation
+from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.snapshot_schedule import BatchContent, CapturedShape, SnapshotSchedule
 from headwater.pipeline.jobs.trim import trim
 from headwater.pipeline.lake import audit, delta, maintenance, snapshots
+from headwater.pipeline.lake.database_snapshot import NotCapturedError
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading import state
-from headwater.pipeline.reading.lake import Lake
-from headwater.pipeline.stream.checkpoints import owner_name
-from headwater.pipeline.stream.progress import StreamProgress
+from headwater.pipeline.reading.lake import Contradiction, Lake
+from headwater.pipeline.snapshots import catalog_marks
+from headwater.pipeline.snapshots.continuity import Unaltered
+from headwater.pipeline.snapshots.table_reads import FailedTable, ReadProgress
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ NAME = "snapshots"
 
 
 class SnapshotJob:
-    """Makes the snapshots that are due: in a thread after `start`, or once with `work`."""
+    """Makes the snapshots that are due: `step` is what a `JobThread` runs."""
 
     def __init__(
         self, lake: Lake, url: str, *, events_max: int, retention: timedelta | None = None
@@ -52,86 +52,38 @@ class SnapshotJob:
         self._events_max = events_max
         self._retention = retention
         self._schedule: SnapshotSchedule | None = None
-        self._noted: list[pa.Table] = []
-        self._wake = Condition()
-        self._stopping = False
-        self._thread: Thread | None = None
-        self._pause, self._retry_at = limits.PIPELINE_RESTART_SECONDS[0], 0.0
         self._trim_at = 0.0
-        self._progress = StreamProgress(NAME, "starting", owner_name())
+        self._failed: set[int] = set()
+        self._watch_at = 0.0
+        self._unaltered: dict[int, Unaltered] = {}
+        self._contradicted: set[int] = set()
 
-    # -------------------------------------------------------------------- the thread
+    def step(self, run: JobThread) -> None:
+        if self._events_max:
+            self._make_due(run)
+        self._trim_when_due(run)
 
-    def start(self) -> None:
-        self._thread = Thread(target=self._run, name="headwater-snapshots", daemon=True)
-        self._thread.start()
+    def _make_due(self, run: JobThread) -> None:
+        self._failed.clear()
+        schedule = self._updated(run.contents())
+        self._watch(schedule)
+        self._read(run, schedule)
+        for relation in schedule.to_fold():
+            run.attempt(lambda: self._fold(run, schedule, relation))  # noqa: B023
+        # Some could not be computed from the events.
+        self._read(run, schedule)
 
-    def note(self, contents: pa.Table) -> None:
-        """Add the contents of a batch, as `audit.counted` makes them."""
-        with self._wake:
-            self._noted.append(contents)
-            self._wake.notify()
-
-    def stop(self) -> None:
-        """Stop after the present snapshot. One that takes too long is abandoned, and not listed."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join(limits.PIPELINE_STOP_SECONDS)
-        self._set(state="stopped")
-
-    def _run(self) -> None:
-        # A scheduler pool of its own: the streams do not wait for these Spark jobs.
-        self._lake.spark.sparkContext.setLocalProperty("spark.scheduler.pool", NAME)
-        while not self._stopping:
-            if time.monotonic() >= self._retry_at:
-                self.work()
-            self._trim_when_due()
-            with self._wake:
-                self._wake.wait_for(lambda: self._stopping or self._is_due(), self._pause_seconds())
-
-    def _is_due(self) -> bool:
-        return bool(self._noted) and time.monotonic() >= self._retry_at
-
-    def _pause_seconds(self) -> float:
-        """The time until the next attempt."""
-        left = self._retry_at - time.monotonic()
-        return left if left > 0 else limits.PIPELINE_RESTART_SECONDS[1]
-
-    def progress(self) -> StreamProgress:
-        return self._progress
-
-    # -------------------------------------------------------------------- the work
-
-    def work(self) -> None:
-        """Make the snapshots that are due now. Never raises."""
-        if not self._events_max:
+    def _watch(self, schedule: SnapshotSchedule) -> None:
+        """Find tables that were altered in a way that the log does not have."""
+        if time.monotonic() < self._watch_at:
             return
-        failures: list[Exception] = []
-        try:
-            schedule = self._updated()
-            for relation in schedule.to_read():
-                self._attempt(lambda: self._read(schedule, relation), failures)  # noqa: B023
-            for relation in schedule.to_fold():
-                self._attempt(lambda: self._fold(schedule, relation), failures)  # noqa: B023
-        except Exception as error:
-            failures.append(error)
-        self._note_outcome(failures)
+        self._watch_at = time.monotonic() + limits.SNAPSHOT_WATCH_SECONDS
+        position, at, marks = catalog_marks.present(self._url)
+        for relation in schedule.observe({each: found.mark for each, found in marks.items()}):
+            self._unaltered[relation] = Unaltered(position, at)
 
-    def _attempt(self, step: Any, failures: list[Exception]) -> None:
-        """A failure of one table does not affect the others."""
-        if self._stopping:
-            return
-        try:
-            step()
-        except Exception as error:
-            failures.append(error)
-
-    def _updated(self) -> SnapshotSchedule:
+    def _updated(self, noted: list[pa.Table]) -> SnapshotSchedule:
         """The schedule, with the batches since the last call."""
-        with self._wake:
-            noted, self._noted = self._noted, []
         if self._schedule is None:
             # The noted batches are in the lake already, and counted from there.
             self._schedule = self._examined()
@@ -156,45 +108,75 @@ class SnapshotJob:
         schedule.examine(tables, log_id)
         return schedule
 
-    def _read(self, schedule: SnapshotSchedule, relation: int) -> None:
-        _, tables = captured(self._url)
-        if relation not in {table.relation for table in tables}:
-            schedule.forget(relation)
-            return
-        self._made(schedule, self._lake.snapshot(self._url, relation))
+    def _read(self, run: JobThread, schedule: SnapshotSchedule) -> None:
+        """Read the tables that must be read, many at a time."""
+        due = [each for each in schedule.to_read() if each not in self._failed]
+        if due and not run.is_stopping:
+            run.attempt(lambda: self._read_tables(run, schedule, due))
+            run.report(task=None, task_done=None, task_total=None, task_seconds_left=None)
 
-    def _fold(self, schedule: SnapshotSchedule, relation: int) -> None:
+    def _read_tables(self, run: JobThread, schedule: SnapshotSchedule, due: list[int]) -> None:
+        name = f"reading {len(due)} table{'s' if len(due) > 1 else ''}"
+        reads = self._lake.snapshots_of(
+            self._url, due, unaltered=self._unaltered, contradicted=self._contradicted
+        )
+        with closing(reads) as outcomes:
+            for outcome in outcomes:
+                match outcome:
+                    case TableSnapshot():
+                        self._contradicted.discard(outcome.relation)
+                        self._made(run, schedule, outcome)
+                    case FailedTable(int() as relation, error):
+                        self._failed.add(relation)
+                        run.attempt(lambda: self._note_failure(schedule, relation, error))
+                    case ReadProgress():
+                        run.report(
+                            task=name,
+                            task_done=outcome.bytes_done,
+                            task_total=outcome.bytes,
+                            task_seconds_left=outcome.seconds_left,
+                        )
+                if run.is_stopping:
+                    return
+
+    def _note_failure(
+        self, schedule: SnapshotSchedule, relation: int, error: HeadwaterError
+    ) -> None:
+        if not isinstance(error, NotCapturedError):
+            raise error
+        schedule.forget(relation)
+
+    def _fold(self, run: JobThread, schedule: SnapshotSchedule, relation: int) -> None:
         position = self._lake.reached()
         if position is None:
             return
         try:
             folded = self._lake.fold_relation(relation, position)
+        except Contradiction as error:
+            log.warning("%s", error)
+            self._contradicted.add(relation)
+            schedule.require_read(relation)
         except ResyncRequired:
             schedule.require_read(relation)
-            self._read(schedule, relation)
         else:
-            self._made(schedule, folded)
+            self._made(run, schedule, folded)
 
-    def _made(self, schedule: SnapshotSchedule, snapshot: TableSnapshot) -> None:
+    def _made(self, run: JobThread, schedule: SnapshotSchedule, snapshot: TableSnapshot) -> None:
         schedule.add_snapshot(snapshot)
         log.info(
             "Made a snapshot of %s: %s rows",
             self._lake.label_of(snapshot.relation),
             snapshot.rows,
         )
-        rows = self._progress.changes + snapshot.rows
-        self._set(changes=rows, position=str(snapshot.position))
+        run.count(snapshot.rows)
+        run.report(position=str(snapshot.position))
 
     # -------------------------------------------------------------------- trimming
 
-    def _trim_when_due(self) -> None:
-        if self._retention is None or self._stopping or time.monotonic() < self._trim_at:
-            return
-        self._trim_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
-        failures: list[Exception] = []
-        self._attempt(self._trim, failures)
-        if failures:
-            self._note_outcome(failures)
+    def _trim_when_due(self, run: JobThread) -> None:
+        if self._retention is not None and time.monotonic() >= self._trim_at:
+            self._trim_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
+            run.attempt(self._trim)
 
     def _trim(self) -> None:
         assert self._retention is not None
@@ -213,32 +195,6 @@ class SnapshotJob:
                 " %s. To make one: headwater pipeline snapshot TABLE",
                 ", ".join(done.held),
             )
-
-    # -------------------------------------------------------------------- progress
-
-    def _note_outcome(self, failures: list[Exception]) -> None:
-        if not failures:
-            self._pause, self._retry_at = limits.PIPELINE_RESTART_SECONDS[0], 0.0
-            self._set(state="running", error=None, error_at=None)
-            return
-        for error in failures:
-            log.warning("A snapshot for the lake %s failed: %s", self._lake.root, error)
-        self._retry_at = time.monotonic() + self._pause
-        self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
-        self._set(
-            state="waiting",
-            restarts=self._progress.restarts + 1,
-            error=_text(failures[0]),
-            error_at=datetime.now(UTC),
-        )
-
-    def _set(self, **fields: Any) -> None:
-        self._progress = msgspec.structs.replace(self._progress, **fields)
-
-
-def _text(error: Exception) -> str:
-    known = error if isinstance(error, HeadwaterError) else PipelineError(str(error))
-    return str(known)[: limits.PIPELINE_ERROR_CHARS_MAX]
 
 
 # ------------------------------------------------------------------------ counting changes
@@ -261,7 +217,9 @@ def since(lake: Lake, last: list[TableSnapshot]) -> Iterator[BatchContent]:
         place = FileLocation.of(file)
         with pq.ParquetFile(place.base, filesystem=place.system) as source:
             batches = source.iter_batches(columns=list(audit.NEEDED))
-            yield from contents_of(audit.counted(_lacked(batch, last) for batch in batches))
+            yield from contents_of(
+                audit.merged(audit.counted(_lacked(each, last)) for each in batches)
+            )
 
 
 def _lacked(batch: pa.RecordBatch, last: list[TableSnapshot]) -> pa.Table:

@@ -9,7 +9,7 @@ from the events instead.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -68,6 +68,18 @@ class SnapshotSchedule:
             last = self._last.get(table.relation)
             if last is None or last.position.log != log_id or last.shape != table.shape:
                 self._broken.add(table.relation)
+
+    def observe(self, marks: Mapping[int, str]) -> list[int]:
+        """Compare the captured tables with the catalog marks of their last snapshots. Returns those
+        that are unaltered. Tables without a snapshot, and altered ones, must be read."""
+        unaltered = []
+        for relation, mark in marks.items():
+            last = self._last.get(relation)
+            if last is not None and last.mark == mark:
+                unaltered.append(relation)
+            elif last is None or last.mark is not None:
+                self._broken.add(relation)
+        return unaltered
 
     def add_changes(self, content: BatchContent) -> None:
         """Count the changes of a batch."""

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from headwater import errors
 from headwater.errors import HeadwaterError, PipelineError, ResyncRequired
-from headwater.pipeline.jobs.plan import VIEW_PREFIX
+from headwater.pipeline.jobs.plan import VIEWS
+from headwater.pipeline.spark import log_file
 
 
 def explain(error: BaseException, name: str, lake: str = "FOLDER") -> HeadwaterError:
@@ -29,10 +30,9 @@ def explain(error: BaseException, name: str, lake: str = "FOLDER") -> HeadwaterE
         )
     if found := re.search(r"headwater\.errors\.(\w+): (.+)", text):
         return _ours(found[1], found[2].strip(), name, lake)
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return PipelineError(
-        f"stream {name} of the pipeline failed: {first}",
-        hint="Spark's log has the details; headwater status prints the path of that file.",
+        f"stream {name} of the pipeline failed: {log_file.cause(text) or type(error).__name__}",
+        hint=log_file.record(error),
         retryable=True,
     )
 
@@ -50,8 +50,10 @@ _FULL = r"No space left on device|Disk quota exceeded|File too large|os error (2
 def _ours(kind: str, message: str, name: str, lake: str) -> HeadwaterError:
     found = getattr(errors, kind, HeadwaterError)
     hint = _HINTS.get(kind, "").format(lake=lake) or None
-    if found is errors.ResyncRequired and name.startswith(VIEW_PREFIX):
-        hint = f"Rebuild the view: headwater view rebuild {name.removeprefix(VIEW_PREFIX)}"
+    if found is errors.ResyncRequired and name == VIEWS:
+        return PipelineError(
+            message, hint="The stream of the views begins again from now.", retryable=True
+        )
     error: HeadwaterError = found(message, hint=hint)
     return error
 

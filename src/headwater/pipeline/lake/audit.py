@@ -1,10 +1,8 @@
 """The Delta table `audit`: changes counted by day, user, table, operation, function and source.
 
-The driver counts each batch once, from its rows or its Parquet files. The counts are appended in a
-commit of their own with the number of the batch, after the commit of the events. A repeated batch
-is found to be counted already; after a crash between the two commits it is counted when it is
-repeated. So a group can have several lines. They are summed on reading, and folded into one line
-from time to time.
+Spark's tasks count each part of a batch as they write it, and write the counts as a file. These
+files are committed with the offset of the batch, after the commit of the events. So a group can
+have several lines. They are summed on reading, and folded into one line from time to time.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from headwater.pipeline.files import FileLocation
 from headwater.pipeline.lake import delta
 
 if TYPE_CHECKING:
+    from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
@@ -61,60 +60,85 @@ NEEDED = (
 """The columns of events that are counted."""
 
 _GROUPS = NEEDED[:8]
+
 _TOTALS = {
-    "changes": ("changes", "sum"),
-    "first_at": ("first_at", "min"),
-    "last_at": ("last_at", "max"),
-    "first_xid": ("first_xid", "min"),
-    "last_xid": ("last_xid", "max"),
+    "changes": "sum",
+    "first_at": "min",
+    "last_at": "max",
+    "first_xid": "min",
+    "last_xid": "max",
 }
+"""How two counts of a group are added."""
+
+CONTENTS = pa.schema(
+    [
+        pa.field("relation", pa.int64()),
+        pa.field("shape", pa.int64()),
+        pa.field("op", pa.string()),
+        pa.field("changes", pa.int64()),
+        pa.field("first_at", _UTC),
+        pa.field("last_at", _UTC),
+        pa.field("first_xid", pa.int64()),
+        pa.field("last_xid", pa.int64()),
+    ]
+)
+"""The contents of a batch: its changes counted by table, shape and operation, with the first and
+last time and transaction."""
 
 
-def counted(parts: Iterable[pa.Table]) -> pa.Table:
-    """The contents of a batch, given in parts: its changes counted by day, table, shape, operation
-    and writer, with the first and last time and transaction."""
-    found = [_counted(part.select(list(NEEDED))) for part in parts]
-    if not found:
-        return _counted(pa.table({name: pa.array([], _type(name)) for name in NEEDED}))
-    return found[0] if len(found) == 1 else _totals(pa.concat_tables(found), ("day", *_GROUPS))
-
-
-def _type(name: str) -> pa.DataType:
-    if name == "committed_at":
-        return _UTC
-    return pa.int64() if name in ("relation", "shape", "xid") else pa.string()
-
-
-def _counted(rows: pa.Table) -> pa.Table:
-    times, ids = rows.column("committed_at"), rows.column("xid")
-    columns: dict[str, Any] = {name: rows.column(name) for name in _GROUPS}
+def counted(events: pa.RecordBatch | pa.Table) -> pa.Table:
+    """Events counted by day, table, shape, operation and writer."""
+    times, ids = events.column("committed_at"), events.column("xid")
+    columns: dict[str, Any] = {name: events.column(name) for name in _GROUPS}
     columns |= {
         "day": pc.cast(times, pa.date32()),
-        "changes": pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows),
+        "changes": pa.repeat(pa.scalar(1, pa.int64()), events.num_rows),
         "first_at": times,
         "last_at": times,
         "first_xid": ids,
         "last_xid": ids,
     }
-    return _totals(pa.table(columns), ("day", *_GROUPS))
+    return _totals(pa.table(columns), _COUNTED.names)
+
+
+_COUNTED = pa.schema(
+    [
+        pa.field("day", pa.date32()),
+        *(pa.field(n, pa.int64() if n in ("relation", "shape") else pa.string()) for n in _GROUPS),
+    ]
+)
+
+
+def merged(counts: Iterable[pa.Table]) -> pa.Table:
+    """The sum of counts that `counted` made."""
+    totals = [field for field in CONTENTS if field.name in _TOTALS]
+    return _totals(
+        pa.concat_tables([pa.schema([*_COUNTED, *totals]).empty_table(), *counts]), _COUNTED.names
+    )
+
+
+def contents_of(counted: pa.Table) -> pa.Table:
+    """The contents, from counts."""
+    found = _totals(counted, [name for name in CONTENTS.names if name not in _TOTALS])
+    return found.select(CONTENTS.names).cast(CONTENTS)
 
 
 def _totals(rows: pa.Table, by: Sequence[str]) -> pa.Table:
-    totals = {name: each for name, each in _TOTALS.items() if name in rows.column_names}
-    found = rows.group_by(list(by), use_threads=False).aggregate(list(totals.values()))
-    names = {f"{name}_{how}": name for name, how in totals.values()}
+    totals = [(name, how) for name, how in _TOTALS.items() if name in rows.column_names]
+    found = rows.group_by(list(by), use_threads=False).aggregate(totals)
+    names = {f"{name}_{how}": name for name, how in totals}
     return found.rename_columns([names.get(name, name) for name in found.column_names])
 
 
-def rolled(contents: pa.Table) -> pa.Table:
-    """The lines of `audit` for the contents of a batch."""
-    schema, table = contents.column("schema_name"), contents.column("table_name")
+def rolled(counted: pa.Table) -> pa.Table:
+    """The lines of `audit` for counts."""
+    schema, table = counted.column("schema_name"), counted.column("table_name")
     label = pc.if_else(
         pc.equal(schema, "public"), table, pc.binary_join_element_wise(schema, table, ".")
     )
     named = {"user": "user_id", "operation": "op", "function": "function_name"}
     columns = {
-        name: label if name == "table" else contents.column(named.get(name, name))
+        name: label if name == "table" else counted.column(named.get(name, name))
         for name in AUDIT.names
     }
     return _totals(pa.table(columns), BY).select(AUDIT.names).cast(AUDIT)
@@ -130,23 +154,16 @@ class AuditTable:
         self._path = path
         self.table = delta.create(path, AUDIT, ["day"])
 
-    def holds(self, app_id: str, batch_id: int) -> bool:
-        return delta.holds(self.table, app_id, batch_id)
+    def add(self, files: Sequence[AddAction], offset: str) -> None:
+        """Add the counts of a batch, which tasks have written."""
+        delta.commit(self.table, files, None, 0, {delta.OFFSET: offset})
 
-    def add(self, contents: pa.Table, *, app_id: str, batch_id: int, offset: str) -> bool:
-        """Add the counts of a batch; False if the table has them already."""
-        return delta.append(
-            self._path,
-            rolled(contents),
-            app_id=app_id,
-            batch_id=batch_id,
-            metadata={delta.OFFSET: offset},
-            table=self.table,
-        )
+    def add_events(self, events: DataFrame, offset: str) -> None:
+        """Count these events, and add the counts."""
+        metadata = {delta.OFFSET: offset}
+        delta.append_frame(self._path, roll_up(events), metadata=metadata, table=self.table)
 
-    def rebuild(
-        self, events: DataFrame, *, app: tuple[str, int] | None, offset: str | None
-    ) -> None:
+    def rebuild(self, events: DataFrame, offset: str | None) -> None:
         """Count all events again, for a lake with events that were not counted, or with fewer than
         were counted. Days before the first event stay as they are: their events were removed."""
         counted = roll_up(events).toArrow().cast(AUDIT)
@@ -158,7 +175,7 @@ class AuditTable:
         }
         metadata = None if offset is None else {delta.OFFSET: offset}
         if days:
-            delta.replace(self.table, self._path, counted, sorted(days), app=app, metadata=metadata)
+            delta.replace(self.table, self._path, counted, sorted(days), metadata=metadata)
         self.table.update_incremental()
 
 

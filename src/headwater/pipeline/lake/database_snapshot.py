@@ -9,127 +9,223 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
 from psycopg import sql
 
-from headwater.database import connect_blocking, translated
-from headwater.errors import CaptureError
+from headwater import limits
+from headwater.database import connect_blocking, translate, translated
+from headwater.errors import CaptureError, HeadwaterError
 from headwater.model import Column, Position, Table
-from headwater.pipeline.lake.keys import key_expression
+from headwater.pipeline.snapshots import catalog_marks, reader
+from headwater.pipeline.snapshots.catalog_marks import CatalogMark
+from headwater.pipeline.snapshots.chunks import RowSource, StoredRelation, chunks_of
+from headwater.pipeline.snapshots.reader import FORMATS, ExportedSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class NotCapturedError(CaptureError):
+    """A table is not captured: its later changes would be unknown."""
 
 
 class SnapshotTable(msgspec.Struct, frozen=True):
-    """A captured table: its shape, and the SQL expression for the image of a row."""
+    """A captured table, and how its rows are read."""
 
     table: Table
-    image: str
     label: str
+    source: RowSource
+    catalog: CatalogMark
 
 
 class DatabaseSnapshot:
-    """One snapshot of the database: its position, its time, and its captured tables."""
+    """One snapshot of the database: its position, its time, and its captured tables. `exported` is
+    what Spark's tasks need to read it, while it is open."""
 
-    def __init__(self, database: psycopg.Connection[Any], position: Position, at: datetime) -> None:
+    def __init__(
+        self,
+        database: psycopg.Connection[Any],
+        position: Position,
+        at: datetime,
+        exported: ExportedSnapshot,
+    ) -> None:
         self._database = database
         self.position = position
         self.at = at
+        self.exported = exported
         self.tables: dict[str | int, SnapshotTable] = {}
+
+    def frame(self, spark: SparkSession, name: str | int) -> DataFrame:
+        """The rows of a table (`key`, `image`, `shape`), read by Spark's tasks in this snapshot. It
+        must be executed while the snapshot is open."""
+        return reader.frame(spark, self.exported, chunks_of(self.tables[name].source))
 
     def rows(self, name: str | int, at_once: int) -> Iterator[tuple[list[str], list[str]]]:
         """Keys and images of a table's rows, at most `at_once` at a time."""
-        found = self.tables[name]
-        statement = sql.SQL(
-            "select {key}, i.image::text from (select {image} as image from {table} o) i"
-        ).format(
-            key=key_expression("i.image", found.table.key),
-            image=sql.SQL(found.image),
-            table=sql.SQL(found.label),
-        )
         with self._database.cursor("headwater_rows") as cursor:
-            cursor.execute(statement)
-            while rows := cursor.fetchmany(at_once):
-                keys, images = zip(*rows, strict=True)
-                yield list(keys), list(images)
+            for chunk in chunks_of(self.tables[name].source):
+                cursor.execute(chunk.statement.encode())
+                while rows := cursor.fetchmany(at_once):
+                    keys, images = zip(*rows, strict=True)
+                    yield list(keys), list(images)
 
 
 @contextmanager
 def database_snapshot(
-    url: str, names: Iterable[str | int], *, purpose: str = ""
+    url: str,
+    names: Iterable[str | int],
+    *,
+    purpose: str = "",
+    skipped: dict[str | int, HeadwaterError] | None = None,
 ) -> Iterator[DatabaseSnapshot]:
     """Open a snapshot of tables, each given by its name or relation. CaptureError for a table that
-    is not captured."""
+    is not captured, or that is being altered; with `skipped` it is put there instead."""
     with (
         translated(url),
         connect_blocking(url, purpose="pipeline", autocommit=False) as database,
     ):
-        labels = {name: _captured(database, name, purpose) for name in dict.fromkeys(names)}
+        labels = _captured(database, dict.fromkeys(names), purpose, skipped)
         database.commit()
         database.execute("set transaction isolation level repeatable read, read only")
         # Before the snapshot is taken, so that no table is altered in between.
-        for _, label in labels.values():
-            database.execute(sql.SQL("lock table {} in access share mode").format(sql.SQL(label)))
+        for name in list(labels):
+            if (error := _lock(database, labels[name][1])) is not None:
+                _refuse(name, error, skipped)
+                del labels[name]
         for setting in FORMATS:
-            database.execute(setting)
+            database.execute(setting.encode())
         row = database.execute(_HERE).fetchone()
         assert row is not None
-        log, snapshot, at = row
-        found = DatabaseSnapshot(database, Position.of_snapshot(log, snapshot), at.astimezone(UTC))
-        for name, (relation, label) in labels.items():
-            found.tables[name] = _described(database, relation, label)
+        log, snapshot, at, exported = row
+        found = DatabaseSnapshot(
+            database,
+            Position.of_snapshot(log, snapshot),
+            at.astimezone(UTC),
+            ExportedSnapshot(url, exported),
+        )
+        described = _described(database, dict(labels.values()))
+        found.tables = {name: described[relation] for name, (relation, _) in labels.items()}
         yield found
 
 
-def _captured(database: psycopg.Connection[Any], name: str | int, purpose: str) -> tuple[int, str]:
-    find = _FIND if isinstance(name, str) else _FIND_RELATION
-    row = database.execute(find, {"name": name}).fetchone()
-    if row is None or not row[2]:
-        raise CaptureError(
+def _lock(database: psycopg.Connection[Any], label: str) -> HeadwaterError | None:
+    """Lock a table, or say why that is not possible. The lock is not waited for very long: behind a
+    statement that alters the table, further statements would wait for it, too."""
+    milliseconds = f"{limits.SNAPSHOT_LOCK_SECONDS * 1000:.0f}"
+    database.execute(f"set local lock_timeout = {milliseconds}".encode())
+    try:
+        with database.transaction():
+            database.execute(sql.SQL("lock table {} in access share mode").format(sql.SQL(label)))
+    except psycopg.errors.LockNotAvailable:
+        return CaptureError(
+            f"table {label} is being altered",
+            hint="It is read when the statement that alters it has ended.",
+        )
+    except psycopg.errors.UndefinedTable as error:
+        return translate(error)
+    return None
+
+
+def _refuse(
+    name: str | int, error: HeadwaterError, skipped: dict[str | int, HeadwaterError] | None
+) -> None:
+    if skipped is None:
+        raise error
+    skipped[name] = error
+
+
+def _captured(
+    database: psycopg.Connection[Any],
+    names: Iterable[str | int],
+    purpose: str,
+    skipped: dict[str | int, HeadwaterError] | None,
+) -> dict[str | int, tuple[int, str]]:
+    """The relation and label of each captured table."""
+    relations = [name for name in names if isinstance(name, int)]
+    rows = database.execute(_OF_RELATIONS, {"relations": relations}).fetchall()
+    by_relation = dict(rows)
+    found: dict[str | int, tuple[int, str]] = {}
+    for name in names:
+        if isinstance(name, int):
+            label = by_relation.get(name)
+            row = None if label is None else (name, label)
+        else:
+            row = database.execute(_OF_NAME, {"name": name}).fetchone()
+        if row is not None:
+            found[name] = row
+            continue
+        error = NotCapturedError(
             f"{purpose}{': ' if purpose else ''}table {name} is not captured",
             hint=f"Enable it first: headwater enable {name}",
         )
-    return row[0], row[1]
+        _refuse(name, error, skipped)
+    return found
 
 
-def _described(database: psycopg.Connection[Any], relation: int, label: str) -> SnapshotTable:
-    row = database.execute(_DESCRIBE, {"relation": relation}).fetchone()
-    assert row is not None
-    image, shape, found = row
-    columns = msgspec.convert(found["columns"], tuple[Column, ...])
-    key = tuple(found["key"])
-    return SnapshotTable(
-        Table(shape, found["schema"], found["name"], columns, key, relation), image, label
-    )
+def _described(
+    database: psycopg.Connection[Any], labels: dict[int, str]
+) -> dict[int, SnapshotTable]:
+    relations = {"relations": list(labels)}
+    stored: dict[int, list[StoredRelation]] = {relation: [] for relation in labels}
+    for root, *fields in database.execute(_STORED, relations):
+        stored[root].append(StoredRelation(*fields))
+    marks = catalog_marks.read(database, labels)
+    found = {}
+    for relation, image, shape, description in database.execute(_DESCRIBE, relations):
+        columns = msgspec.convert(description["columns"], tuple[Column, ...])
+        table = Table(
+            shape,
+            description["schema"],
+            description["name"],
+            columns,
+            tuple(description["key"]),
+            relation,
+        )
+        parts = tuple(stored[relation])
+        names = tuple(column.name for column in columns)
+        is_simple = [part.oid for part in parts] == [relation]
+        source = RowSource(relation, shape, image, table.key, () if is_simple else names, parts)
+        found[relation] = SnapshotTable(table, labels[relation], source, marks[relation])
+    return found
 
 
-_FIND = """
-    select t.relid::bigint, t.relid::regclass::text, t.enabled
+_OF_NAME = """
+    select t.relid::bigint, t.relid::regclass::text
     from headwater.tables t join pg_class c on c.oid = t.relid
-    where t.relid = headwater.find_table(%(name)s)
+    where t.relid = headwater.find_table(%(name)s) and t.enabled
 """
 
-_FIND_RELATION = """
-    select t.relid::bigint, t.relid::regclass::text, t.enabled
-    from headwater.tables t join pg_class c on c.oid = t.relid where t.relid = %(name)s::oid
+_OF_RELATIONS = """
+    select t.relid::bigint, t.relid::regclass::text
+    from headwater.tables t join pg_class c on c.oid = t.relid
+    where t.relid = any(%(relations)s::oid[]) and t.enabled
 """
 
-# The settings of capture, so that images are the same as those that triggers write. With row
-# security off, a role that may not see every row gets an error instead of a part of the rows.
-FORMATS = (
-    "set local timezone = 'UTC'",
-    "set local datestyle = 'ISO'",
-    "set local intervalstyle = 'iso_8601'",
-    "set local bytea_output = 'hex'",
-    "set local extra_float_digits = 1",
-    "set local lc_monetary = 'C'",
-    "set local row_security = off",
-)
+_HERE = """
+    select headwater.log_id(), pg_current_snapshot()::text, clock_timestamp(), pg_export_snapshot()
+"""
 
-_HERE = "select headwater.log_id(), pg_current_snapshot()::text, clock_timestamp()"
+# The relations with rows: a partitioned table itself has none.
+_STORED = """
+    with recursive members (root, oid) as (
+      select r, r from unnest(%(relations)s::oid[]) r
+      union
+      select m.root, i.inhrelid from members m join pg_inherits i on i.inhparent = m.oid
+    )
+    select m.root::bigint, m.oid::bigint, m.oid::regclass::text,
+           coalesce(pg_relation_filenode(m.oid), 0)::bigint,
+           case when a.amname = 'heap' then
+             pg_relation_size(m.oid) / current_setting('block_size')::bigint end,
+           coalesce(pg_relation_size(m.oid) + pg_relation_size(nullif(c.reltoastrelid, 0)),
+                    pg_relation_size(m.oid), 0)
+    from members m join pg_class c on c.oid = m.oid left join pg_am a on a.oid = c.relam
+    where c.relkind <> 'p' order by m.root, m.oid
+"""
 
 _DESCRIBE = """
-    select headwater.image('o', %(relation)s::oid, %(relation)s::oid),
-           headwater.shape_id(%(relation)s::oid), headwater.describe(%(relation)s::oid)
+    select r::bigint, headwater.image('o', r, r), headwater.shape_id(r), headwater.describe(r)
+    from unnest(%(relations)s::oid[]) r
 """

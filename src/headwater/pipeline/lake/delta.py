@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from headwater import limits
@@ -78,7 +79,7 @@ def append(
     if holds(table, app_id, batch_id):
         return False
     files = write_files(path, rows, table.metadata().partition_columns)
-    return _commit(table, files, app_id, batch_id, metadata)
+    return commit(table, files, app_id, batch_id, metadata)
 
 
 def append_frame(
@@ -97,8 +98,16 @@ def append_frame(
     table = table or DeltaTable(path)
     if app_id is not None and holds(table, app_id, batch_id):
         return None
+    files = write_staged(path, frame, table.metadata().partition_columns, blooms=blooms)
+    return files if commit(table, files, app_id, batch_id, metadata) else None
+
+
+def write_staged(
+    path: str, frame: DataFrame, columns: Sequence[str], *, blooms: bool = False
+) -> list[AddAction]:
+    """Write rows with Spark's tasks as files of the table at the path, partitioned by these
+    columns. They become visible by a commit."""
     place, stage = FileLocation.of(path), f"{STAGE}/{uuid4()}"
-    columns = table.metadata().partition_columns
     counted, written = _counted(frame)
     writer = counted.write.partitionBy(*columns).option("compression", "zstd")
     if blooms:
@@ -110,7 +119,13 @@ def append_frame(
     files = list(adopt_staged(place, stage))
     place.remove(stage)
     _check_rows(place, files, written.get["rows"])
-    return files if _commit(table, files, app_id, batch_id, metadata) else None
+    return files
+
+
+def add(table: DeltaTable, files: Sequence[AddAction]) -> None:
+    """Add files that were written for the table, in one commit."""
+    if files:
+        commit(table, files, None, 0, None)
 
 
 def replace(
@@ -168,15 +183,21 @@ def append_files(
     table: DeltaTable,
     files: Sequence[AddAction],
     *,
-    app_id: str,
-    batch_id: int,
     after: str | None,
     metadata: dict[str, Any],
+    app_id: str | None = None,
+    batch_id: int = 0,
 ) -> bool:
     """Add files to the table as one batch; False if the table has it already. `table` is at a
     version without the batch, and at the offset `after`. PipelineError if another writer has taken
     it to another offset."""
-    return _commit(table, files, app_id, batch_id, metadata, lambda: offset_of(table) == after)
+    return commit(table, files, app_id, batch_id, metadata, lambda: offset_of(table) == after)
+
+
+def remove_folder(path: str) -> None:
+    """Remove every file of the tables below a folder."""
+    parent, _, name = path.rpartition("/")
+    FileLocation.of(parent).remove(name)
 
 
 def _counted(frame: DataFrame) -> tuple[DataFrame, Observation]:
@@ -220,7 +241,7 @@ def _not_shared(what: str) -> PipelineError:
     )
 
 
-def _commit(
+def commit(
     table: DeltaTable,
     files: Sequence[AddAction],
     app_id: str | None,
@@ -228,6 +249,8 @@ def _commit(
     metadata: dict[str, Any] | None,
     follows: Callable[[], bool] = lambda: True,
 ) -> bool:
+    """Add files to the table as one batch; False if the table has it already. `table` is at a
+    version without the batch."""
     failpoint("written")
     check_written(table, files)
     properties = CommitProperties(
@@ -283,6 +306,11 @@ def read(
         # Not createDataFrame, for which Spark starts Python workers.
         columns = ((each.dataType.simpleString(), each.name) for each in schema)
         return spark.range(0).selectExpr(*(f"cast(null as {t}) as `{n}`" for t, n in columns))
+    return read_files(spark, path, schema, files)
+
+
+def read_files(spark: SparkSession, path: str, schema: Any, files: Sequence[str]) -> DataFrame:
+    """The rows of some files of the table at the path."""
     return spark.read.schema(schema).option("basePath", path).parquet(*files)
 
 
@@ -291,6 +319,73 @@ def chosen_files(table: DeltaTable, where: str | Sequence[tuple[str, str, Any]] 
     predicate = where if isinstance(where, str) else list(where)
     files: list[str] = table.file_uris(file_pruning_predicate=predicate or None)
     return files
+
+
+def file_sizes(table: DeltaTable) -> dict[str, int]:
+    """The bytes of each file of a table, by its name without folders."""
+    actions: Any = table.get_add_actions()
+    paths, sizes = (actions[name].to_pylist() for name in ("path", "size_bytes"))
+    return {path.rpartition("/")[2]: size for path, size in zip(paths, sizes, strict=True)}
+
+
+def read_arrow(table: DeltaTable, schema: pa.Schema, where: str = "") -> pa.Table:
+    """The rows of a table without partitions that fits in memory. `where` only skips files. Columns
+    that an older file lacks are NULL."""
+    # Imports pandas, which takes longer than reading most tables.
+    import pyarrow.dataset as pads
+
+    files = chosen_files(table, where)
+    if not files:
+        return schema.empty_table()
+    places = [FileLocation.of(file) for file in files]
+    paths = [place.base for place in places]
+    found = pads.dataset(paths, schema, format="parquet", filesystem=places[0].system)
+    return found.to_table()
+
+
+def select(statement: str, **tables: DeltaTable) -> list[dict[str, Any]]:
+    """The rows of an answer that fits in memory, by delta-rs' own engine (DataFusion): without
+    Spark, and without pandas. The tables are named in the statement."""
+    engine = QueryBuilder(_ENGINE)
+    for name, table in tables.items():
+        engine.register(name, table)
+    try:
+        found: Any = engine.execute(statement).read_all().to_struct_array()
+    except (DeltaError, OSError) as error:
+        names = ", ".join(table.table_uri for table in tables.values())
+        raise PipelineError(
+            f"the Delta table {names} could not be read: {error}",
+            hint="Try again: its files may have been replaced at that moment.",
+            retryable=True,
+        ) from error
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
+
+
+def rows_of_table(
+    table: DeltaTable, schema: pa.Schema, where: str = "true"
+) -> list[dict[str, Any]]:
+    """The rows of a table that match a condition, in the same way. Columns of the schema that a
+    table of an earlier release lacks are NULL. The condition may name the table: `stored`."""
+    present = {field.name for field in table.schema().fields}
+    columns = (f'"{n}"' if n in present else f'null as "{n}"' for n in schema.names)
+    return select(f"select {', '.join(columns)} from stored where {where}", stored=table)
+
+
+def quoted(text: str) -> str:
+    """A text in the SQL of DataFusion and of PostgreSQL.
+
+    >>> quoted("it's")
+    "'it''s'"
+    """
+    return "'" + text.replace("'", "''") + "'"
+
+
+_ENGINE = {
+    # Of a row group, first the columns of the condition, then the others of the rows found.
+    "datafusion.execution.parquet.pushdown_filters": "true",
+    "datafusion.execution.parquet.reorder_filters": "true",
+}
 
 
 # ------------------------------------------------------------------------ how far it goes
@@ -315,6 +410,26 @@ def offset_of(table: DeltaTable) -> str | None:
         if carried is None and _CARRIED in entry:
             carried, since = str(entry[_CARRIED]), int(entry[_CARRIED_FROM])
     return carried
+
+
+def files_after(table: DeltaTable, offset: str) -> list[str] | None:
+    """The files that were added by the commits with an offset after the one with this offset. None
+    where that commit is not known."""
+    place, files = FileLocation.of(table.table_uri), list[str]()
+    for version, entry in _commits(table):
+        if entry.get(OFFSET) == offset:
+            return files
+        if OFFSET in entry:
+            files += (f"{table.table_uri.rstrip('/')}/{unquote(p)}" for p in _added(place, version))
+    return None
+
+
+def _added(place: FileLocation, version: int) -> Iterator[str]:
+    """The paths of the files that a commit added."""
+    for line in place.read(f"_delta_log/{version:020}.json").splitlines():
+        action = msgspec.json.decode(line)
+        if "add" in action:
+            yield action["add"]["path"]
 
 
 def _commits(table: DeltaTable) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,22 +1,21 @@
 """The Delta table `events`: every change of the captured tables, partitioned by day.
 
-This module knows its schema and turns changes of the log into its rows: with the day, without
-changes of Headwater's own tables, and without changes that a stream had already read where it
-began. The same rules exist for Arrow (`event_rows`) and for Spark (`event_frame`).
+This module knows its schema and turns changes of the log into its rows: with the day, and
+without changes of Headwater's own tables. The same rules exist for Arrow (`event_rows`) and for
+Spark (`event_frame`).
 `headwater.pipeline.jobs.events_sink` writes the table.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headwater.errors import PipelineError
 from headwater.pipeline.lake import delta
-from headwater.pipeline.lake.moments import contained, contained_arrow
+from headwater.pipeline.lake.moments import contained
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.worker import EVENTS
 
@@ -30,21 +29,14 @@ STORED_EVENTS = EVENTS.append(pa.field("day", pa.date32(), nullable=False))
 """An event as the lake stores it: `day` is the day of `committed_at`, and the partition."""
 
 
-def event_rows(changes: pa.RecordBatch, begin: Offset | None) -> pa.RecordBatch:
-    """Changes as rows of `events`. `begin` is the offset that the stream began at."""
+def event_rows(changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Changes as rows of `events`."""
+    import pyarrow.compute as pc
+
     wanted = pc.not_equal(changes.column("schema_name"), OWN_SCHEMA)
-    if begin is not None and begin.until is not None:
-        wanted = pc.and_(wanted, pc.invert(_already_read(changes, begin)))
     rows = changes if pc.all(wanted).as_py() else changes.filter(wanted)
     day = rows.column("committed_at").cast(pa.date32())
     return pa.RecordBatch.from_arrays([*rows.columns, day], schema=STORED_EVENTS)
-
-
-def _already_read(changes: pa.RecordBatch, begin: Offset) -> Any:
-    """Which changes lie before the offset that the stream began at."""
-    assert begin.until is not None
-    seen = contained_arrow(begin.until, changes.column("xid"))
-    return pc.and_(seen, pc.less_equal(changes.column("seq"), begin.seq))
 
 
 def event_frame(changes: DataFrame) -> DataFrame:
@@ -76,8 +68,7 @@ def last_offset(path: str) -> Offset | None:
         return None
     if found is None:
         raise PipelineError(
-            f"the checkpoint of {path} is missing, and no commit of that table says up to which"
-            " position it has events",
-            hint="Restore the checkpoint from a backup, or start with another lake: --lake",
+            f"no commit of {path} says up to which position that table has events",
+            hint="Restore the lake from a backup, or start with another one: --lake",
         )
     return Offset.from_dict(msgspec.json.decode(found))

@@ -1,5 +1,5 @@
-"""Gaps: changes that the lake lacks because the log was trimmed before they were read, or because
-the database was restored.
+"""Gaps: changes that the lake lacks because the log was trimmed before they were read, because the
+database was restored, or, of one table, because rows were changed without changes in the log.
 
 The lake then continues at the present position. A gap records the last position before and the
 first position after. No state is computed across a gap, in either direction, and a moment inside a
@@ -27,11 +27,13 @@ GAPS = pa.schema(
         pa.field("until", pa.string(), nullable=False),
         pa.field("since_at", _UTC, nullable=False),
         pa.field("until_at", _UTC, nullable=False),
+        pa.field("relation", pa.int64()),
+        pa.field("reason", pa.string()),
     ]
 )
 """`since` is the last position up to which the lake has every change, `until` the position it
 continues from. The two times are the time of the last event before the gap, and the time of
-`until`."""
+`until`. `relation` is NULL where the changes of every table are missing."""
 
 
 class LakeGap(msgspec.Struct, frozen=True):
@@ -41,6 +43,14 @@ class LakeGap(msgspec.Struct, frozen=True):
     until: Position
     since_at: datetime
     until_at: datetime
+    relation: int | None = None
+    """The table; None for all tables."""
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        times = f"{self.since_at:%Y-%m-%d %H:%M:%S} and {self.until_at:%Y-%m-%d %H:%M:%S} UTC"
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"the lake lacks the changes between {times}{reason}"
 
     def is_before(self, when: Moment) -> bool:
         """Whether the moment lies entirely before the gap.
@@ -61,26 +71,23 @@ class LakeGap(msgspec.Struct, frozen=True):
         return when >= self.until_at
 
 
-def load(path: str) -> list[LakeGap]:
-    """The gaps of a lake, the oldest first."""
+def load(path: str, relation: int | None = None) -> list[LakeGap]:
+    """The gaps of all tables, and those of one table, the oldest first."""
     table = delta.open_table(path)
     if table is None:
         return []
-    rows = table.to_pyarrow_table().to_pylist()
-    return sorted(map(_gap, rows), key=lambda gap: gap.until_at)
+    rows = delta.rows_of_table(table, GAPS)
+    found = [_gap(row) for row in rows if row["relation"] in (None, relation)]
+    return sorted(found, key=lambda gap: gap.until_at)
 
 
 def _gap(row: dict[str, Any]) -> LakeGap:
-    since_at, until_at = (row[name].astimezone(UTC) for name in ("since_at", "until_at"))
-    return LakeGap(Position.parse(row["since"]), Position.parse(row["until"]), since_at, until_at)
+    positions = {name: Position.parse(row[name]) for name in ("since", "until")}
+    times = {name: row[name].astimezone(UTC) for name in ("since_at", "until_at")}
+    return LakeGap(**(row | positions | times))
 
 
 def add(path: str, gap: LakeGap) -> None:
     delta.create(path, GAPS)
-    row = {
-        "since": str(gap.since),
-        "until": str(gap.until),
-        "since_at": gap.since_at,
-        "until_at": gap.until_at,
-    }
+    row = msgspec.structs.asdict(gap) | {"since": str(gap.since), "until": str(gap.until)}
     write_deltalake(path, pa.Table.from_pylist([row], GAPS), mode="append")

@@ -18,6 +18,7 @@ from psycopg import sql
 
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
+from headwater.live.kinds import single
 from headwater.model import Column, Table
 from headwater.pipeline.lake.schemas import arrow_type
 
@@ -78,15 +79,35 @@ def _printed(column: Column, value: Any) -> str:
         case Decimal():
             return f"{_scaled(column, value):f}"
         case datetime():
-            return json.dumps(_moment(value))
+            return json.dumps(moment_text(value))
         case bytes():
             return json.dumps(f"\\x{value.hex()}")
         case str():
             padded = _padded(column, value)
             return json.dumps(padded, ensure_ascii=False)
         case float():
-            return json.dumps(repr(value)) if value - value != 0 else f"{value!r}"
+            return _float(value, digits=6 if column.type == "real" else 15)
     return msgspec.json.encode(value).decode()
+
+
+def _float(value: float, digits: int) -> str:
+    """With the fewest digits that mean this number: `digits` is 15 for a double, 6 for a real.
+
+    >>> _float(1.0, 15), _float(1e15, 15), _float(0.00001, 15), _float(single(0.1), 6)
+    ('1', '1e+15', '1e-05', '0.1')
+    """
+    if value - value != 0:
+        name = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+        return json.dumps(name)
+    shortest = repr(value)
+    if digits < 15:
+        texts = (f"{value:.{n}g}" for n in range(1, 10))
+        shortest = next(text for text in texts if single(float(text)) == value)
+    exact = Decimal(shortest).normalize()
+    exponent = exact.adjusted() if exact else 0
+    if -4 <= exponent < digits:
+        return f"{exact:f}"
+    return f"{exact.scaleb(-exponent):f}e{exponent:+03d}"
 
 
 def _scaled(column: Column, value: Decimal) -> Decimal:
@@ -96,7 +117,8 @@ def _scaled(column: Column, value: Decimal) -> Decimal:
     return value.quantize(Decimal(1).scaleb(-kind.scale))
 
 
-def _moment(value: datetime) -> str:
+def moment_text(value: datetime) -> str:
+    """As PostgreSQL prints it in JSON."""
     text = value.isoformat(timespec="microseconds")
     head, tail = text[:26].rstrip("0").rstrip("."), text[26:]
     return head + tail

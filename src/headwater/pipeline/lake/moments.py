@@ -26,14 +26,38 @@ def aware(when: Moment) -> Moment:
     return when.replace(tzinfo=UTC)
 
 
+def contained_sql(position: Position, xid: str = "xid") -> str:
+    """Whether a position contains a transaction, in SQL that every engine of the lake reads.
+
+    >>> contained_sql(Position("a", 5, 9, (5, 7)))
+    '(xid < 9 and xid not in (5, 7))'
+    """
+    running = f" and {xid} not in ({', '.join(map(str, position.xip))})" if position.xip else ""
+    return f"({xid} < {position.xmax}{running})"
+
+
+def within_sql(when: Moment) -> str:
+    """Whether the transaction of a change is in the moment, in the same SQL."""
+    if isinstance(when, Position):
+        return contained_sql(when)
+    return f"(committed_at <= '{instant(when)}')"
+
+
+def of_log_sql(log: str) -> str:
+    """Whether a change is of this log, in the same SQL."""
+    return f"(position like '{log}-%')"
+
+
+def instant(at: datetime) -> str:
+    """A time as SQL reads it, to the microsecond."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
 def contained(position: Position, xid: str = "xid") -> SparkColumn:
-    """Whether a position contains a transaction."""
+    """Whether a position contains a transaction, in Spark."""
     from pyspark.sql import functions as f
 
-    before_end = f.col(xid) < position.xmax
-    if not position.xip:
-        return before_end
-    return before_end & ~f.col(xid).isin(list(position.xip))
+    return f.expr(contained_sql(position, xid))
 
 
 def contained_arrow(position: Position, xid: Any) -> Any:
@@ -43,12 +67,3 @@ def contained_arrow(position: Position, xid: Any) -> Any:
 
     running = pc.is_in(xid, pa.array(position.xip, pa.int64()))
     return pc.and_kleene(pc.less(xid, position.xmax), pc.invert(running))
-
-
-def within(when: Moment) -> SparkColumn:
-    """Whether the transaction of a change is in the moment."""
-    from pyspark.sql import functions as f
-
-    if isinstance(when, Position):
-        return contained(when)
-    return f.col("committed_at") <= f.lit(when)

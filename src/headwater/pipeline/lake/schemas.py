@@ -24,13 +24,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from headwater.errors import InvalidQuery
+from headwater.live.kinds import single
 from headwater.log import images as images_
 from headwater.model import Column, Table
 
@@ -125,7 +126,8 @@ class ImageReader:
         self._names = names or {}
         self._schema = arrow_schema(table)
         self._values = [
-            _reader(field.type, c) for field, c in zip(self._schema, table.columns, strict=True)
+            value_reader(field.type, c)
+            for field, c in zip(self._schema, table.columns, strict=True)
         ]
         self._own = [c.name for c in table.columns]
 
@@ -139,6 +141,20 @@ class ImageReader:
         missing = pa.array([text is None for text in texts], pa.bool_())
         return pa.StructArray.from_arrays(arrays, fields=list(self._schema), mask=missing)
 
+    def values(self, images: Sequence[str | None], shapes: Sequence[int]) -> list[Any]:
+        """The same as values of Python: without arrays, for which Arrow imports pandas."""
+        return [
+            None if image is None else self._row(self._pick(split(image), shape))
+            for image, shape in zip(images, shapes, strict=True)
+        ]
+
+    def _row(self, texts: list[str | None]) -> dict[str, Any]:
+        row = {}
+        for place, field in enumerate(self._schema):
+            (value,) = self._read(place, [texts])
+            row[field.name] = _python(value, field.type)
+        return row
+
     def _pick(self, image: Mapping[str, str], shape: int) -> list[str | None]:
         names = self._names.get(shape)
         if names is None:
@@ -146,7 +162,10 @@ class ImageReader:
         return [image.get(names[name]) if name in names else None for name in self._own]
 
     def _column(self, place: int, rows: Sequence[list[str | None] | None]) -> pa.Array:
-        read, field = self._values[place], self._schema.field(place)
+        return pa.array(self._read(place, rows), self._schema.field(place).type)
+
+    def _read(self, place: int, rows: Sequence[list[str | None] | None]) -> list[Any]:
+        read = self._values[place]
         texts = (None if row is None else row[place] for row in rows)
         values = []
         for text in texts:
@@ -154,7 +173,7 @@ class ImageReader:
                 values.append(None if text is None or text == "null" else read(text))
             except (ValueError, msgspec.DecodeError, ArithmeticError):
                 raise self._beyond(place, text) from None
-        return pa.array(values, field.type)
+        return values
 
     def _beyond(self, place: int, text: str | None) -> InvalidQuery:
         column = self._table.columns[place]
@@ -166,20 +185,20 @@ class ImageReader:
         )
 
 
-def _reader(kind: pa.DataType, column: Column) -> Callable[[str], Any]:
+def value_reader(kind: pa.DataType, column: Column) -> Callable[[str], Any]:
     """Converts the JSON of a value for Arrow. JSON's null is handled by the caller."""
     if pa.types.is_list(kind):
         return _list_reader(kind, column)
     if pa.types.is_decimal(kind):
-        return lambda text: _exact(Decimal(_text(text)), kind)
+        return lambda text: _exact(Decimal(text_of(text)), kind)
     if kind == pa.string():
-        return str if column.type in ("json", "jsonb") else _text
+        return str if column.type in ("json", "jsonb") else text_of
     return _READERS[str(kind)]
 
 
 def _list_reader(kind: pa.DataType, column: Column) -> Callable[[str], Any]:
     element = Column("", column.type.removesuffix("[]"), column.declared.removesuffix("[]"))
-    read = _reader(kind.value_type, element)
+    read = value_reader(kind.value_type, element)
     decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
     def read_list(text: str) -> list[Any]:
@@ -189,13 +208,29 @@ def _list_reader(kind: pa.DataType, column: Column) -> Callable[[str], Any]:
     return read_list
 
 
+def _python(value: Any, kind: pa.DataType) -> Any:
+    """The value as Arrow returns it: a real in single precision, a decimal with its scale."""
+    if value is None:
+        return None
+    if pa.types.is_list(kind):
+        return [_python(item, kind.value_type) for item in value]
+    if pa.types.is_float32(kind):
+        return single(value)
+    if pa.types.is_decimal(kind):
+        return value.quantize(Decimal(1).scaleb(-kind.scale), context=_DIGITS)
+    return value
+
+
+_DIGITS = Context(prec=38)
+
+
 def _one_value(item: str) -> str:
     if item.startswith("["):
         raise ValueError("an array of several dimensions")
     return item
 
 
-def _text(text: str) -> str:
+def text_of(text: str) -> str:
     """The text of a JSON string, and any other JSON as it is."""
     return msgspec.json.decode(text, type=str) if text.startswith('"') else text
 
@@ -221,23 +256,23 @@ def _boolean(text: str) -> bool:
 
 
 def _float(text: str) -> float:
-    return float(_text(text))
+    return float(text_of(text))
 
 
 def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(_text(text)).astimezone(UTC)
+    return datetime.fromisoformat(text_of(text)).astimezone(UTC)
 
 
 def _local_moment(text: str) -> datetime:
-    return datetime.fromisoformat(_text(text))
+    return datetime.fromisoformat(text_of(text))
 
 
 def _day(text: str) -> date:
-    return date.fromisoformat(_text(text))
+    return date.fromisoformat(text_of(text))
 
 
 def _bytes(text: str) -> bytes:
-    return bytes.fromhex(_text(text)[2:])
+    return bytes.fromhex(text_of(text)[2:])
 
 
 _READERS: dict[str, Callable[[str], Any]] = {

@@ -48,19 +48,20 @@ def record(path: str, url: str) -> int:
     return save(path, _of_database(url))
 
 
-def _of_database(url: str) -> list[dict[str, Any]]:
+def _of_database(url: str, name: str | None = None) -> list[dict[str, Any]]:
     with (
         translated(url),
         connect_blocking(url, purpose="pipeline") as database,
     ):
-        rows = database.execute(_ALL).fetchall()
+        labels = None if name is None else list(_labels(name))
+        rows = database.execute(_ALL, {"labels": labels}).fetchall()
     return [dict(zip(SHAPES.names, row, strict=True)) for row in rows]
 
 
-def with_new(stored: Sequence[Shape], url: str) -> list[Shape]:
-    """These shapes, and the new ones of the database."""
+def with_new(stored: Sequence[Shape], url: str, name: str | None = None) -> list[Shape]:
+    """These shapes, and the new ones of the database; with a name, of the tables that had it."""
     ids = {shape.table.id for shape in stored}
-    new = (_shape(row) for row in _of_database(url) if row["id"] not in ids)
+    new = (_shape(row) for row in _of_database(url, name) if row["id"] not in ids)
     return sorted([*stored, *new], key=lambda shape: shape.first_seen)
 
 
@@ -79,26 +80,47 @@ def row_of(table: Table, first_seen: datetime) -> dict[str, Any]:
 
 def save(path: str, rows: Sequence[dict[str, Any]]) -> int:
     """Save the shapes that are new; returns how many."""
-    delta.create(path, SHAPES)
-    known = {shape.table.id for shape in load(path)}
+    table = delta.create(path, SHAPES)
+    known = set(delta.read_arrow(table, SHAPES)["id"].to_pylist())
     new = [row for row in rows if row["id"] not in known]
     if new:
         write_deltalake(path, pa.Table.from_pylist(new, SHAPES), mode="append")
     return len(new)
 
 
-def load(path: str) -> list[Shape]:
-    """Every shape of the lake once, in the order of first use."""
-    table = delta.open_table(path)
-    if table is None:
+def load(path: str, table: str | int | None = None) -> list[Shape]:
+    """Every shape of the lake once, in the order of first use; or the shapes of one relation, or of
+    the tables that ever had a name. The others are not decoded, because there may be many."""
+    stored = delta.open_table(path)
+    if stored is None:
         return []
+    match table:
+        case int():
+            where = f"relation = {table}"
+        case str():
+            where = _of_tables(table)
+        case _:
+            where = "true"
     found: dict[int, Shape] = {}
-    for row in table.to_pyarrow_table().to_pylist():
+    for row in delta.rows_of_table(stored, SHAPES, where):
         shape = _shape(row)
         known = found.get(shape.table.id)
         if known is None or shape.first_seen < known.first_seen:
             found[shape.table.id] = shape
     return sorted(found.values(), key=lambda shape: shape.first_seen)
+
+
+def _of_tables(name: str) -> str:
+    """The condition for the rows of every table that has the name in one of them."""
+    label = "case schema_name when 'public' then '' else schema_name || '.' end || table_name"
+    labels = ", ".join(map(delta.quoted, _labels(name)))
+    return f"relation in (select relation from stored where {label} in ({labels}))"
+
+
+def _labels(name: str) -> tuple[str, ...]:
+    """The labels that a table of this name may have. A name may have quotes in it, or around it."""
+    plain = name.replace('"', "")
+    return plain.removeprefix("public."), plain, name.removeprefix("public."), name
 
 
 def _shape(row: dict[str, Any]) -> Shape:
@@ -167,15 +189,19 @@ def named(shapes: Iterable[Shape], name: str) -> list[Shape]:
     >>> [s.table.oid for s in named([one], "orders")], named([one], "sales.orders")
     ([7], [])
     """
-    plain = name.replace('"', "")
-    wanted = (plain.removeprefix("public."), plain)
+    wanted = _labels(name)
     return [shape for shape in shapes if shape.table.label in wanted]
 
 
 _ALL = """
     select distinct on (id) id, relid::bigint, schema_name, table_name,
            columns::text, array_to_json(key)::text, since
-    from headwater.shapes where schema_name <> 'headwater' order by id, since
+    from headwater.shapes
+    where schema_name <> 'headwater' and (%(labels)s::text[] is null or relid in (
+      select relid from headwater.shapes
+      where case schema_name when 'public' then table_name else schema_name || '.' || table_name end
+            = any(%(labels)s)))
+    order by id, since
 """
 
 _NEW = """

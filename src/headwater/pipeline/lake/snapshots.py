@@ -1,34 +1,26 @@
 """Snapshots: the rows of a table at a position, from which its state at other moments is computed.
 
-The first snapshot is read from the database, because the log lacks rows from before capture. Later
-ones are computed from the snapshot before and the events since. Rows are images, as in the events,
-each with the shape it was written under. A snapshot exists once it is in the list, which is written
-last.
+The first snapshot is read from the database (`snapshots.table_reads`), because the log lacks rows
+from before capture. Later ones are computed from the snapshot before and the events since. Rows are
+images, as in the events, each with the shape it was written under. A snapshot exists once it is in
+the list, which is written last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import closing
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from headwater.model import Position
-from headwater.pipeline.lake import delta, shapes
-from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
-from headwater.pipeline.lake.parquet import writer_properties
-from headwater.pipeline.stream.planning import Planner
+from headwater.pipeline.lake import delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_SNAPSHOT_CHUNK_ROWS = 20_000
-"""Rows that are taken from a table at a time when a snapshot of it is made."""
-
 
 ROWS = pa.schema(
     [
@@ -39,6 +31,9 @@ ROWS = pa.schema(
         pa.field("shape", pa.int64(), nullable=False),
     ]
 )
+"""A row of a snapshot."""
+
+PARTITIONS = ("relation", "snapshot")
 
 LIST = pa.schema(
     [
@@ -49,6 +44,9 @@ LIST = pa.schema(
         pa.field("shape", pa.int64(), nullable=False),
         pa.field("rows", pa.int64(), nullable=False),
         pa.field("origin", pa.string(), nullable=False),
+        pa.field("mark", pa.string()),
+        pa.field("altered_in", pa.int64()),
+        pa.field("explained", pa.string()),
     ]
 )
 
@@ -62,7 +60,14 @@ class TableSnapshot(msgspec.Struct, frozen=True):
     taken_at: datetime
     shape: int
     rows: int
-    origin: Literal["table", "events"]
+    origin: Literal["table", "events", "truncate"]
+    mark: str | None = None
+    """The mark of the catalog for the table, of a snapshot from the database."""
+    altered_in: int | None = None
+    """The last transaction that altered the table before that; None if it may be altered still."""
+    explained: tuple[int, ...] = ()
+    """The `seq` of resets before it that need not be considered: by comparison with the snapshot
+    before them it is known that no row changed, or when rows changed (a gap)."""
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -71,41 +76,35 @@ class Places(msgspec.Struct, frozen=True):
     rows: str
     list: str
     shapes: str
+    unfinished: str
 
 
-def load(places: Places) -> list[TableSnapshot]:
-    """Every snapshot of the lake, the oldest first."""
+def load(places: Places, relation: int | None = None) -> list[TableSnapshot]:
+    """The snapshots of the lake, or those of one table, the oldest first. Of a list with very many
+    rows, only those of the table become Python objects."""
     table = delta.open_table(places.list)
     if table is None:
         return []
-    rows = table.to_pyarrow_table().to_pylist()
-    found = [TableSnapshot(**(row | {"position": Position.parse(row["position"])})) for row in rows]
+    where = "true" if relation is None else f"relation = {relation}"
+    found = [_snapshot(row) for row in delta.rows_of_table(table, LIST, where)]
     return sorted(found, key=lambda snapshot: (snapshot.taken_at, snapshot.snapshot))
 
 
-def write(places: Places, snapshot: TableSnapshot, rows: Iterator[pa.RecordBatch]) -> TableSnapshot:
-    """Write a snapshot and count its rows. The batches have the columns `key`, `image` and
-    `shape`."""
-    relation, number = snapshot.relation, snapshot.snapshot
-    counted = [0]
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for batch in rows:
-            counted[0] += batch.num_rows
-            size = batch.num_rows
-            ids = [pa.repeat(pa.scalar(each, pa.int64()), size) for each in (relation, number)]
-            columns = [batch.column(name) for name in ("key", "image", "shape")]
-            yield pa.RecordBatch.from_arrays([*ids, *columns], schema=ROWS)
-
-    create(places)
-    reader = pa.RecordBatchReader.from_batches(ROWS, batches())
-    properties = writer_properties(ROWS.names)
-    write_deltalake(places.rows, reader, mode="append", writer_properties=properties)
-    return _listed(places, msgspec.structs.replace(snapshot, rows=counted[0]))
+def _snapshot(row: dict[str, Any]) -> TableSnapshot:
+    position = Position.parse(row["position"])
+    explained = msgspec.json.decode(row["explained"] or "[]", type=tuple[int, ...])
+    return TableSnapshot(**(row | {"position": position, "explained": explained}))
 
 
-def write_frame(places: Places, snapshot: TableSnapshot, rows: DataFrame) -> TableSnapshot:
-    """The same for rows in Spark: they do not pass through the driver."""
+def write_frame(
+    places: Places,
+    snapshot: TableSnapshot,
+    rows: DataFrame,
+    accept: Callable[[TableSnapshot], TableSnapshot] = lambda written: written,
+) -> TableSnapshot:
+    """Write a snapshot and count its rows, which have the columns `key`, `image` and `shape`. They
+    do not pass through the driver. `accept` is called before the snapshot is added to the list, and
+    may raise."""
     from pyspark.sql import functions as f
 
     create(places)
@@ -115,18 +114,27 @@ def write_frame(places: Places, snapshot: TableSnapshot, rows: DataFrame) -> Tab
         places.rows, rows.select(*marks, "key", "image", "shape"), blooms=True
     )
     counted = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files or ())
-    return _listed(places, msgspec.structs.replace(snapshot, rows=counted))
+    made = accept(msgspec.structs.replace(snapshot, rows=counted))
+    add_to_list(places, [made])
+    return made
 
 
 def create(places: Places) -> None:
-    delta.create(places.rows, ROWS, ["relation", "snapshot"])
+    delta.create(places.rows, ROWS, PARTITIONS)
     delta.create(places.list, LIST)
 
 
-def _listed(places: Places, snapshot: TableSnapshot) -> TableSnapshot:
-    row = msgspec.structs.asdict(snapshot) | {"position": str(snapshot.position)}
-    write_deltalake(places.list, pa.Table.from_pylist([row], LIST), mode="append")
-    return snapshot
+def add_to_list(places: Places, made: Sequence[TableSnapshot]) -> None:
+    """Add snapshots to the list in one commit: from then on they exist."""
+    rows = [
+        msgspec.structs.asdict(each)
+        | {
+            "position": str(each.position),
+            "explained": msgspec.json.encode(each.explained).decode() if each.explained else None,
+        }
+        for each in made
+    ]
+    write_deltalake(places.list, pa.Table.from_pylist(rows, LIST), mode="append")
 
 
 def number_of(at: datetime) -> int:
@@ -150,25 +158,3 @@ def remove(places: Places, gone: Collection[TableSnapshot]) -> None:
         pair = int(values["relation"]), int(values["snapshot"])
         if pair not in listed and (pair in wanted or pair[1] < young):
             rows.delete(f"relation = {pair[0]} and snapshot = {pair[1]}")
-
-
-def take(places: Places, url: str, table: str | int) -> TableSnapshot:
-    """Make a snapshot from the database of a table that is given by its name or relation.
-    CaptureError unless it is captured: later changes would be unknown."""
-    with database_snapshot(url, (table,)) as now:
-        found = now.tables[table].table
-        # Makes the position durable: a crash of the server must not lose what the lake has.
-        with closing(Planner(url)) as planner:
-            planner.now()
-        shapes.save(places.shapes, [shapes.row_of(found, now.at)])
-        number = number_of(now.at)
-        snapshot = TableSnapshot(found.oid, number, now.position, now.at, found.id, 0, "table")
-        return write(places, snapshot, _batches(now, table))
-
-
-def _batches(now: DatabaseSnapshot, table: str | int) -> Iterator[pa.RecordBatch]:
-    shape = pa.scalar(now.tables[table].table.id, pa.int64())
-    for keys, images in now.rows(table, _SNAPSHOT_CHUNK_ROWS):
-        arrays = [pa.array(keys, pa.string()), pa.array(images, pa.string())]
-        names = ["key", "image", "shape"]
-        yield pa.RecordBatch.from_arrays([*arrays, pa.repeat(shape, len(keys))], names=names)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from itertools import groupby, islice
+from functools import reduce
+from itertools import groupby
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,12 +24,22 @@ from headwater.limits import TRANSACTION_PART_CHANGES
 from headwater.log.images import ImageDecoder
 from headwater.model import NO_ACTOR, Actor, Change, Op, Origin, Position, Table, Transaction
 from headwater.pipeline.lake.events import after_offset
-from headwater.pipeline.lake.moments import Moment, contained
+from headwater.pipeline.lake.moments import Moment, contained, of_log_sql, within_sql
 from headwater.pipeline.stream.offsets import Offset
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
+
+_LAKE_PART_BYTES = 32 * 2**20
+"""Bytes of text in one part of the rows that are read in order, about; a single row may have
+more."""
+
+_LAKE_ROWS_UNMEASURED = 32
+"""This many rows are one part, without a look at their size."""
+
+_LAKE_GROUP_BYTES = 16 * 2**20
+"""After this many characters, rows of a group are passed on."""
 
 _LAKE_PART_ROWS = 50_000
 """Rows of the lake that are brought to the driver at a time where they are taken in order."""
@@ -39,20 +51,24 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # ------------------------------------------------------------------------ moments
 
 
-def inside(when: Moment) -> SparkColumn:
+def inside_sql(when: Moment) -> str:
     """Whether the transaction of a change is in the moment. A position contains only transactions
     of its own log."""
+    own = f"{of_log_sql(when.log)} and " if isinstance(when, Position) else ""
+    return f"({own}{within_sql(when)})"
+
+
+def inside(when: Moment) -> SparkColumn:
+    """The same in Spark."""
     from pyspark.sql import functions as f
 
-    if isinstance(when, Position):
-        return of_log(when) & contained(when)
-    return f.col("committed_at") <= f.lit(when)
+    return f.expr(inside_sql(when))
 
 
 def of_log(position: Position) -> SparkColumn:
     from pyspark.sql import functions as f
 
-    return f.col("position").startswith(f"{position.log}-")
+    return f.expr(of_log_sql(position.log))
 
 
 def between(events: DataFrame, since: Moment | None, until: Moment | None) -> DataFrame:
@@ -227,17 +243,43 @@ def change_range(
 
 
 def in_order(rows: DataFrame, by: tuple[str, ...], count: int) -> Iterator[Any]:
-    """The rows in this order, a part of them at a time."""
+    """The rows in this order, a part of them at a time: bounded in rows and in bytes."""
     parts = max(1, -(-count // _LAKE_PART_ROWS))
+    if count > _LAKE_ROWS_UNMEASURED:
+        parts = max(parts, -(-_bytes_of(rows) // _LAKE_PART_BYTES))
     spread = rows.repartitionByRange(parts, *by) if parts > 1 else rows.coalesce(1)
     return iter(spread.sortWithinPartitions(*by).toLocalIterator())
 
 
+def _bytes_of(rows: DataFrame) -> int:
+    """The bytes of all texts of the rows."""
+    from pyspark.sql import functions as f
+
+    texts = [name for name, kind in rows.dtypes if kind == "string"]
+    sizes = (f.coalesce(f.octet_length(name), f.lit(0)).cast("long") for name in texts)
+    (total,) = rows.agg(f.sum(reduce(add, sizes, f.lit(0))).alias("bytes")).collect()
+    return int(total["bytes"] or 0)
+
+
+def bounded(rows: Iterable[Any], count: int) -> Iterator[tuple[Any, ...]]:
+    """The rows in groups of at most this many, of a bounded number of bytes; each has a row."""
+    group: list[Any] = []
+    size = 0
+    for row in rows:
+        size += sum(len(value) for value in row if isinstance(value, str))
+        group.append(row)
+        if len(group) == count or size >= _LAKE_GROUP_BYTES:
+            yield tuple(group)
+            group, size = [], 0
+    if group:
+        yield tuple(group)
+
+
 def _parts(rows: Iterable[Any]) -> Iterator[ChangeGroup]:
-    rows = iter(rows)
-    found = tuple(islice(rows, TRANSACTION_PART_CHANGES))
+    groups = bounded(rows, TRANSACTION_PART_CHANGES)
+    found = next(groups, ())
     while found:
-        more = tuple(islice(rows, TRANSACTION_PART_CHANGES))
+        more = next(groups, ())
         events = tuple(map(_event, found))
         yield ChangeGroup(events[0].xid, found[0]["last"], events, complete=not more)
         found = more

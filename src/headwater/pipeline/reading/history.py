@@ -8,24 +8,28 @@ change, or by the first snapshot that has it: a version with `op` `before` and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
-from headwater.model import Column, Table
+from headwater.model import Column, Position, Table
 from headwater.pipeline.lake.gaps import LakeGap
-from headwater.pipeline.lake.moments import Moment, within
+from headwater.pipeline.lake.moments import Moment, instant, of_log_sql, within_sql
 from headwater.pipeline.lake.schemas import ImageReader, arrow_schema, arrow_type, split
 from headwater.pipeline.lake.snapshots import TableSnapshot
+from headwater.pipeline.reading.event_query import KEY, AnswerRow, Ask, EventQuery
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame
+
+_VERSIONS_AT_ONCE = 1_000
+"""Versions of a row that become a batch of Arrow."""
 
 _UTC = pa.timestamp("us", tz="UTC")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 VERSIONS = pa.schema(
     [
@@ -49,54 +53,63 @@ VERSIONS = pa.schema(
 """A version; the row itself follows as `row`, NULL for a deleted row."""
 
 
-def own(events: DataFrame, key: str) -> DataFrame:
-    """The events of a table that concern one row."""
-    from pyspark.sql import functions as f
-
-    return events.filter((f.col("key") == key) | (f.col("op") == "truncate")).select(
-        *(f.col(name) for name in ("relation", "seq", "xid", "op")),
-        f.col("committed_at").alias("valid_from"),
-        *(f.col(name) for name in VERSIONS.names[5:-1]),
+def steps(relation: int, key: str) -> EventQuery:
+    """The events of a table that concern one row, in order."""
+    renamed = {"valid_from": "committed_at"}
+    names = ("relation", *(name for name in VERSIONS.names if name not in ("valid_to", "changed")))
+    return EventQuery(
+        relations=(relation,),
+        any_of=(f"key = {KEY}", "op = 'truncate'"),
+        columns={name: renamed.get(name, name) for name in names},
+        order=("seq",),
+        key=key,
+        among=f"relation = {relation} and (key = {KEY} or op = 'truncate')",
     )
 
 
-def versions(steps: DataFrame) -> DataFrame:
-    """The versions of a row, from the events that concern it."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    in_order = Window.partitionBy("relation").orderBy("seq")
-    alive = f.lag("op").over(in_order).isin("insert", "update", "before")
-    # A truncate ends this row only if the row existed.
-    real = steps.withColumn("alive", alive).filter((f.col("op") != "truncate") | f.col("alive"))
-    lives = f.col("op").isin("insert", "update", "before")
-    return real.withColumn("valid_to", f.when(lives, f.lead("valid_from").over(in_order))).drop(
-        "relation", "alive"
-    )
+def first_of(query: EventQuery) -> EventQuery:
+    """The first of these steps."""
+    return msgspec.structs.replace(query, limit=1)
 
 
-def beginning(steps: DataFrame, images: Iterable[tuple[TableSnapshot, str, int]]) -> DataFrame:
-    """The steps, and before them the row before the first step, if it existed. `images` are
-    those of the row in snapshots, the oldest first: snapshot, image, shape."""
-    from pyspark.sql import functions as f
-
-    spark = steps.sparkSession
-    earliest = steps.orderBy("seq").limit(1).collect()
-    first = earliest[0] if earliest else None
+def start(
+    first: AnswerRow | None,
+    taken: Sequence[TableSnapshot],
+    images: Callable[[Sequence[TableSnapshot]], Iterable[AnswerRow]],
+) -> AnswerRow | None:
+    """The row before its first step, if it existed: by the before-image of that step, else by the
+    first snapshot without the step that has the row. `images` are those of the row in snapshots:
+    `snapshot`, `image` and `shape`."""
+    blank: AnswerRow = dict.fromkeys(VERSIONS.names)
     if first is not None and first["before"] is not None:
-        row = (first["relation"], first["before"], first["shape"])
-    else:
-        found = (
-            each for each in images if first is None or not each[0].position.contains(first.xid)
-        )
-        snapshot, image, shape = next(found, (None, "", 0))
-        if snapshot is None:
-            return steps
-        row = (snapshot.relation, image, shape)
-    start = spark.createDataFrame([row], "relation long, after string, shape long").select(
-        "*", f.lit(0).cast("long").alias("seq"), f.lit("before").alias("op")
-    )
-    return steps.unionByName(start, allowMissingColumns=True)
+        return blank | {"seq": 0, "op": _BEFORE, "after": first["before"], "shape": first["shape"]}
+    earlier = [each for each in taken if first is None or not each.position.contains(first["xid"])]
+    found = {row["snapshot"]: row for row in (images(earlier) if earlier else ())}
+    for each in earlier:
+        if (row := found.get(each.snapshot)) is not None:
+            return blank | {"seq": 0, "op": _BEFORE, "after": row["image"], "shape": row["shape"]}
+    return None
+
+
+def versions(begun: AnswerRow | None, found: Iterable[AnswerRow]) -> Iterator[AnswerRow]:
+    """The versions of a row: its beginning, and the steps that concern it in order."""
+    held = begun
+    for step in found:
+        # A truncate ends this row only if the row existed.
+        if step["op"] == "truncate" and not _is_alive(held):
+            continue
+        if held is not None:
+            yield held | {"valid_to": step["valid_from"] if _is_alive(held) else None}
+        held = step
+    if held is not None:
+        yield held | {"valid_to": None}
+
+
+_BEFORE = "before"
+
+
+def _is_alive(version: AnswerRow | None) -> bool:
+    return version is not None and version["op"] in ("insert", "update", _BEFORE)
 
 
 class KnownRow(NamedTuple):
@@ -107,51 +120,68 @@ class KnownRow(NamedTuple):
     passed: tuple[int, ...]
 
 
-def row_at(events: DataFrame, key: str, when: Moment, missed: Sequence[LakeGap]) -> KnownRow | None:
+def row_at(
+    ask: Ask, relation: int, key: str, when: Moment, missed: Sequence[LakeGap]
+) -> KnownRow | None:
     """A row at a moment from its own changes: the last change up to the moment has it as `after`,
-    else the first change after the moment has it as `before`. `events` are those of its table. None
-    where neither helps: the row never changed, or there is a reset or a gap in between."""
-    from pyspark.sql import functions as f
+    else the first change after the moment has it as `before`. None where neither helps: the row
+    never changed, or there is a reset or a gap in between. For a position, only changes of its log
+    count."""
+    own_log = (of_log_sql(when.log),) if isinstance(when, Position) else ()
+    inside = within_sql(when)
+    every = EventQuery(relations=(relation,), where=own_log, columns=_ROW_COLUMNS, limit=1, key=key)
 
-    every = events.select(
-        *("key", "op", "seq", "shape", "before", "after"),
-        f.unix_micros("committed_at").alias("at"),
-        f.element_at(f.split("position", "-"), 1).alias("log"),
-        within(when).alias("inside"),
-    )
-    relevant = every.filter((f.col("key") == key) | f.col("op").isin("truncate", "reset"))
-    backwards = [f.desc("at"), f.desc("seq")]
-    last = relevant.filter("inside").orderBy(*backwards).first()
-    first = relevant.filter("not inside").orderBy("at", "seq").first()
-    by_then = every.filter("inside")
+    def one(
+        *where: str, order: tuple[str, ...], any_of: tuple[str, ...] = ("true",)
+    ) -> AnswerRow | None:
+        found = ask(
+            msgspec.structs.replace(every, where=(*own_log, *where), order=order, any_of=any_of)
+        )
+        return found[0] if found else None
+
+    relevant = (f"key = {KEY}", "op = 'truncate'", "op = 'reset'")
+    last = one(inside, order=("-committed_at", "-seq"), any_of=relevant)
     if last is not None and last["op"] != "reset" and _reaches(last, when, missed):
-        own = f.col("log") == last["log"]
-        if by_then.filter(~own & (f.col("at") >= last["at"])).isEmpty():
-            later = by_then.filter(own & (f.col("seq") >= last["seq"]))
-            return KnownRow(last["after"], _in_order(later, last["shape"]))
+        own = of_log_sql(_log_of(last))
+        since = f"committed_at >= '{instant(last['committed_at'])}'"
+        if one(inside, f"not {own}", since, order=("-committed_at", "-seq")) is None:
+            later = (*own_log, inside, own, f"seq >= {last['seq']}")
+            shapes = EventQuery(
+                relations=(relation,), where=later, columns={"shape": "shape"}, spans=True
+            )
+            return KnownRow(last["after"], _in_order(ask(shapes), last["shape"]))
+    first = one(f"not {inside}", order=("committed_at", "seq"), any_of=relevant)
     if first is None or first["op"] in ("reset", "truncate") or not _reaches(first, when, missed):
         return None
-    present = by_then.orderBy(*backwards).first()
-    if present is None or (present["log"], present["shape"]) != (first["log"], first["shape"]):
+    present = one(inside, order=("-committed_at", "-seq"))
+    if present is None or _log_of(present) != _log_of(first) or present["shape"] != first["shape"]:
         return None  # it was not captured yet, or altered or restored in between
     return KnownRow(first["before"], (first["shape"],))
 
 
-def _reaches(change: Row, when: Moment, missed: Sequence[LakeGap]) -> bool:
+_ROW_COLUMNS = {
+    name: name for name in ("op", "seq", "shape", "before", "after", "committed_at", "position")
+}
+
+
+def _log_of(change: AnswerRow) -> str:
+    log: str = change["position"].partition("-")[0]
+    return log
+
+
+def _reaches(change: AnswerRow, when: Moment, missed: Sequence[LakeGap]) -> bool:
     """Whether the lake has everything between a change and a moment."""
-    at = _EPOCH + timedelta(microseconds=change["at"])
+    at = change["committed_at"]
     return all(
         (gap.is_after(when) and at >= gap.until_at) or (gap.is_before(when) and at <= gap.since_at)
         for gap in missed
     )
 
 
-def _in_order(changes: DataFrame, first: int) -> tuple[int, ...]:
+def _in_order(spans: Iterable[AnswerRow], first: int) -> tuple[int, ...]:
     """The shapes of changes in order, beginning with `first`."""
-    from pyspark.sql import functions as f
-
-    rows = changes.groupBy("shape").agg(f.max("seq").alias("last")).orderBy("last").collect()
-    return (first, *(row["shape"] for row in rows if row["shape"] != first))
+    found = sorted(spans, key=lambda span: int(span["last"]))
+    return (first, *(span["shape"] for span in found if span["shape"] != first))
 
 
 def combined(tables: Sequence[Table]) -> Table:
@@ -167,28 +197,52 @@ def combined(tables: Sequence[Table]) -> Table:
     return Table(last.id, last.schema, last.name, tuple(columns.values()), last.key, last.oid)
 
 
-def with_rows(found: DataFrame, table: Table) -> DataFrame:
+def typed(found: Iterable[AnswerRow], table: Table) -> Iterator[pa.RecordBatch]:
     """The versions with their rows in the table's types, and the columns that changed."""
+    schema = schema_of(table)
+    reader = ImageReader(table)
+    rows = iter(found)
+    while part := list(islice(rows, _VERSIONS_AT_ONCE)):
+        columns = {
+            name: [row[name] for row in part] for name in VERSIONS.names if name != "changed"
+        }
+        columns["changed"] = [changed(row["before"], row["after"]) for row in part]
+        arrays = [pa.array(columns[field.name], field.type) for field in VERSIONS]
+        row = reader.rows(columns["after"], columns["shape"])
+        yield pa.RecordBatch.from_arrays([*arrays, row], schema=schema)
+
+
+def plain_values(found: Sequence[AnswerRow]) -> list[AnswerRow]:
+    """The versions as values of Python, without their typed rows."""
+    names = [name for name in VERSIONS.names if name != "changed"]
+    return [
+        {name: row[name] for name in names} | {"changed": changed(row["before"], row["after"])}
+        for row in found
+    ]
+
+
+def typed_values(found: Sequence[AnswerRow], table: Table) -> list[AnswerRow]:
+    """The same with their rows in the table's types."""
+    reader = ImageReader(table)
+    rows = reader.values([row["after"] for row in found], [row["shape"] for row in found])
+    return [plain | {"row": row} for plain, row in zip(plain_values(found), rows, strict=True)]
+
+
+def schema_of(table: Table) -> pa.Schema:
+    """The versions of a row of this table."""
+    return VERSIONS.append(pa.field("row", pa.struct(list(arrow_schema(table)))))
+
+
+def typed_frame(found: DataFrame, begun: AnswerRow | None, table: Table) -> DataFrame:
+    """The versions in Spark, of steps: for a row with very many."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    schema = VERSIONS.append(pa.field("row", pa.struct(list(arrow_schema(table)))))
-
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reader = ImageReader(table)
-        for batch in batches:
-            rows = batch.to_pydict()
-            row = reader.rows(rows["after"], rows["shape"])
-            names = [
-                changed(before, after)
-                for before, after in zip(rows["before"], rows["after"], strict=True)
-            ]
-            arrays = [batch.column(name).cast(schema.field(name).type) for name in plain]
-            yield pa.RecordBatch.from_arrays(
-                [*arrays, pa.array(names, schema.field("changed").type), row], schema=schema
-            )
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from typed(versions(begun, rows), table)
 
-    plain = [name for name in VERSIONS.names if name != "changed"]
-    return found.select(*plain).mapInArrow(read, from_arrow_schema(schema)).orderBy("seq")
+    in_order = found.repartition(1).sortWithinPartitions("seq")
+    return in_order.mapInArrow(read, from_arrow_schema(schema_of(table)))
 
 
 def changed(before: str | None, after: str | None) -> list[str] | None:

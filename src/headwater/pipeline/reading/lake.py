@@ -5,7 +5,10 @@
 <root>/snapshots/list/  the snapshots, each with its position
 <root>/shapes/          the columns and keys that tables had, by shape id
 <root>/gaps/            the changes that the lake lacks
+<root>/drift/           the outcomes of comparing tables with the lake
 <root>/audit/           changes counted by day, user, table, operation, function and source
+<root>/tables/          typed tables: current state and history of each table
+<root>/_tables/         requests about them
 <root>/_checkpoints/<name>/  the checkpoint of each stream
 <root>/_lock            locked by the pipeline that writes pinned
 <root>/_retention       the first day with every event, where older ones were removed
@@ -15,10 +18,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,23 +39,28 @@ from headwater.errors import (
 )
 from headwater.live.filters.filter import Filter
 from headwater.model import Position, Table, Transaction
-from headwater.pipeline.lake import audit, delta, gaps, retention, shapes, snapshots
+from headwater.pipeline.lake import audit, delta, gaps, shapes, snapshots
 from headwater.pipeline.lake.events import STORED_EVENTS as STORED_EVENTS
 from headwater.pipeline.lake.keys import key_text
-from headwater.pipeline.lake.moments import Moment, aware, within
-from headwater.pipeline.lake.schemas import ImageReader, arrow_schema, as_text
+from headwater.pipeline.lake.moments import Moment, aware
+from headwater.pipeline.lake.schemas import ImageReader, arrow_schema
 from headwater.pipeline.lake.shapes import Shape
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading import changes as changes_
 from headwater.pipeline.reading import history, state, tail
 from headwater.pipeline.reading.changes import ChangeRange
 from headwater.pipeline.reading.conditions import condition
+from headwater.pipeline.reading.event_query import AnswerRow, EventQuery
+from headwater.pipeline.reading.resolver import END, LakePaths, Resolver, days, label, with_text
 from headwater.pipeline.reading.state import StatePlan
 from headwater.pipeline.reading.tail import Tail
+from headwater.pipeline.snapshots import continuity
+from headwater.pipeline.snapshots.continuity import Unaltered
+from headwater.pipeline.snapshots.table_reads import FailedTable, Outcome, TableReads
 from headwater.pipeline.stream.offsets import Offset
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
 
 
 class TableState(msgspec.Struct, frozen=True):
@@ -65,6 +75,10 @@ class TableState(msgspec.Struct, frozen=True):
     @property
     def table(self) -> Table:
         return self.passed[-1]
+
+
+class Contradiction(ResyncRequired):
+    """A change began with another row than the snapshot before it has."""
 
 
 class Lake:
@@ -101,12 +115,20 @@ class Lake:
         return self
 
     @property
+    def _resolver(self) -> Resolver:
+        return Resolver(self.root, self._ask, version=self._version, tail=self._tail)
+
+    @property
+    def paths(self) -> LakePaths:
+        return LakePaths(self.root)
+
+    @property
     def events_path(self) -> str:
-        return f"{self.root}/events"
+        return self.paths.events
 
     @property
     def shapes_path(self) -> str:
-        return f"{self.root}/shapes"
+        return self.paths.shapes
 
     def checkpoint(self, name: str) -> str:
         """The path of the checkpoint of the stream with that name."""
@@ -118,12 +140,15 @@ class Lake:
 
     @property
     def gaps_path(self) -> str:
-        return f"{self.root}/gaps"
+        return self.paths.gaps
+
+    @property
+    def drift_path(self) -> str:
+        return f"{self.root}/drift"
 
     @property
     def places(self) -> snapshots.Places:
-        folder = f"{self.root}/snapshots"
-        return snapshots.Places(f"{folder}/rows", f"{folder}/list", self.shapes_path)
+        return self.paths.snapshots
 
     @property
     def spark(self) -> SparkSession:
@@ -175,10 +200,6 @@ class Lake:
             return stored
         return stored.unionByName(tail.changes(self.spark, self._tail).select(*STORED_EVENTS.names))
 
-    def _shapes(self) -> list[Shape]:
-        stored = shapes.load(self.shapes_path)
-        return stored if self._tail is None else shapes.with_new(stored, self._tail.url)
-
     def known_shapes(self) -> DataFrame:
         """The shapes that tables had when changes were written."""
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -188,34 +209,79 @@ class Lake:
     def reached(self) -> Position | None:
         """The position up to which the lake has every event, as the stream saved it with its
         batches; None if no recent commit has one. With a log, the end of the log."""
-        if self._tail is not None:
-            return self._tail.until
-        table = delta.open_table(self.events_path, self._version)
-        found = None if table is None else delta.offset_of(table)
-        return None if found is None else Offset.from_dict(msgspec.json.decode(found)).position
+        return self._resolver.reached()
 
     # -------------------------------------------------------------------- snapshots
 
     def snapshot(self, url: str, table: str | int) -> TableSnapshot:
         """Read a table from the database and save its rows: the first snapshot, and one after a
         reset or a schema change. The table is given by its name or relation."""
-        return snapshots.take(self.places, url, table)
+        for outcome in self.snapshots_of(url, [table]):
+            match outcome:
+                case TableSnapshot():
+                    return outcome
+                case FailedTable():
+                    raise outcome.error
+        raise AssertionError("a table is either read or not")
+
+    def snapshots_of(
+        self,
+        url: str,
+        tables: Sequence[str | int],
+        *,
+        unaltered: Mapping[int, Unaltered] = MappingProxyType({}),
+        contradicted: Collection[int] = (),
+    ) -> Generator[Outcome]:
+        """The same for many tables. Yields each when it is in the lake, and the progress. See
+        `snapshots.continuity` for what each is compared with."""
+
+        def catch_up(rows: DataFrame, since: Position, until: TableSnapshot) -> DataFrame | None:
+            return self.with_log(url)._pinned()._caught_up(rows, since, until)
+
+        def examine(snapshot: TableSnapshot) -> TableSnapshot:
+            return continuity.examined(
+                lambda: _PinnedReads(self.with_log(url)._pinned()),
+                snapshot,
+                unaltered,
+                contradicted,
+            )
+
+        reads = TableReads(self.places, self.spark, url, catch_up, examine)
+        yield from reads.read(tables)
+
+    def _caught_up(
+        self, rows: DataFrame, since: Position, until: TableSnapshot
+    ) -> DataFrame | None:
+        """Rows that were read at `since` or later, with the changes up to a snapshot. None where
+        these are not all known."""
+        reached = self.reached()
+        if reached is None or not reached.covers(until.position):
+            return None
+        begun = msgspec.structs.replace(until, position=since)
+        found = self._resolver.plan_from(begun, until.position)
+        if found.obstacle or found.truncated or len(found.passed) > 1:
+            return None
+        taken = self._resolver.snapshots(until.relation)
+        return state.fold(rows, self._between(begun, taken, until.position), found)
 
     def fold_snapshot(self, table: str, position: Position) -> TableSnapshot:
         """Compute a snapshot of a table from its events. The lake must have every event up to the
         position."""
-        known = shapes.load(self.shapes_path)
-        return self.fold_relation(self._pinned()._relation(known, table, position), position)
+        known = shapes.load(self.shapes_path, table)
+        relation = self._pinned()._resolver.relation(known, table, position)
+        return self.fold_relation(relation, position)
 
     def fold_relation(self, relation: int, position: Position) -> TableSnapshot:
         """The same for a table given by its relation. ResyncRequired after a schema change: then
         the rows must be read from the database."""
+        from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
         pinned = self._pinned()
-        found = pinned._state_of(shapes.load(self.shapes_path), relation, position)
-        assert found.plan is not None, "only a row is known without a snapshot"
-        before = found.plan.snapshot
+        found = pinned._state_of(shapes.load(self.shapes_path, relation), relation, position)
+        plan = found.plan
+        assert plan is not None, "only a row is known without a snapshot"
+        before = plan.snapshot
         if len(found.passed) > 1:
             raise ResyncRequired(
                 f"{found.table.label} was altered since its last snapshot",
@@ -223,7 +289,7 @@ class Lake:
             )
         if before.position == position or not state.is_below(before, position):
             return before
-        taken = self._snapshots(relation)
+        taken = self._resolver.snapshots(relation)
         changes = pinned._between(before, taken, position)
         (last,) = changes.agg(f.unix_micros(f.max("committed_at")).alias("at")).collect()
         if last["at"] is None:
@@ -232,12 +298,42 @@ class Lake:
         # A number of this attempt only, recent enough that the rows are not cleaned away.
         present = snapshots.number_of(datetime.now(UTC))
         number = max([present, *(each.snapshot + 1 for each in taken)])
-        folded = TableSnapshot(relation, number, position, taken_at, found.plan.shape, 0, "events")
-        return snapshots.write_frame(self.places, folded, found.rows)
+        folded = TableSnapshot(
+            relation,
+            number,
+            position,
+            taken_at,
+            plan.shape,
+            0,
+            "events",
+            before.mark,
+            before.altered_in,
+        )
+        check = None if plan.truncated else Observation()
+        rows = state.fold(pinned._rows(before), changes, plan, check)
+        return snapshots.write_frame(
+            self.places, folded, rows, partial(self._accepted, found.table, plan, check)
+        )
+
+    def _accepted(
+        self, table: Table, plan: StatePlan, check: Observation | None, folded: TableSnapshot
+    ) -> TableSnapshot:
+        """A snapshot that was computed. ResyncRequired if its rows turned out to be wrong: by a
+        change that contradicts them, or because the table was repaired meanwhile."""
+        hint = f"Read it again: headwater pipeline snapshot {table.label}"
+        if check is not None and check.get["differing"]:
+            raise Contradiction(
+                f"rows of {table.label} changed without changes in the log since its last snapshot",
+                hint=hint,
+            )
+        missed = gaps.load(self.gaps_path, folded.relation)
+        if obstacle := state.outside_gaps(plan, missed, folded.position).obstacle:
+            raise ResyncRequired(f"the state of {table.label} is not known: {obstacle}", hint=hint)
+        return folded
 
     def label_of(self, relation: int) -> str:
         """The last name of a table."""
-        return _label(shapes.load(self.shapes_path), relation)
+        return label(shapes.load(self.shapes_path, relation), relation)
 
     # -------------------------------------------------------------------- as of
 
@@ -264,127 +360,49 @@ class Lake:
             return _typed(msgspec.structs.replace(found, rows=found.rows.limit(limit)), as_text)
         read = _typed(found, as_text)
         if where is not None:
-            read = read.filter(condition(where, _text(found.table, as_text)))
+            read = read.filter(condition(where, with_text(found.table, as_text)))
         return read if limit is None else read.limit(limit)
 
     def _state(self, name: str, when: Moment, *, key: object = None) -> TableState:
         when = aware(when)
-        known = self._shapes()
-        self._check_retention(when)
-        return self._state_of(known, self._relation(known, name, when), when, key=key)
+        known = self._resolver.shapes(name)
+        self._resolver.check_retention(when)
+        return self._state_of(known, self._resolver.relation(known, name, when), when, key=key)
 
     def _state_of(
         self, known: Sequence[Shape], relation: int, when: Moment, *, key: object = None
     ) -> TableState:
         from pyspark.sql import functions as f
 
-        tables = {shape.table.id: shape.table for shape in known if shape.table.oid == relation}
-        taken = self._snapshots(relation)
-        try:
-            plan = state.choose(self._plans(taken, when), _label(known, relation), when)
-        except ResyncRequired:
-            found = None if key is None else self._row_of(tables, relation, key, when)
-            if found is None:
-                raise
-            return found
-        self._check_reached(plan.snapshot, when)
-        passed = tuple(changes_.known(tables, shape) for shape in plan.passed)
-        changes, rows = self._between(plan.snapshot, taken, when), self._rows(plan.snapshot)
+        found = self._resolver.known_state(known, relation, when, key)
+        if found.plan is None:
+            rows = self.spark.createDataFrame(found.rows, "key string, image string, shape long")
+            return TableState(rows, None, found.passed, when)
+        taken = self._resolver.snapshots(relation)
+        changes, rows = (
+            self._between(found.plan.snapshot, taken, when),
+            self._rows(found.plan.snapshot),
+        )
         if key is not None:
-            text = key_text(passed[-1], key)
-            changes, rows = changes.filter(f.col("key") == text), rows.filter(f.col("key") == text)
+            own = f.col("key") == key_text(found.passed[-1], key)
+            changes, rows = changes.filter(own), rows.filter(own)
         # Again, after the files were chosen: events may have been removed meanwhile.
-        self._check_retention(when)
-        return TableState(state.fold(rows, changes, plan), plan, passed, when)
+        self._resolver.check_retention(when)
+        return TableState(state.fold(rows, changes, found.plan), found.plan, found.passed, when)
 
-    def _row_of(
-        self, tables: Mapping[int, Table], relation: int, key: object, when: Moment
-    ) -> TableState | None:
-        """A row at a moment from its own changes, where no snapshot can be used. None where these
-        are not enough."""
-        among = f"relation = {relation}"
-        events = self._events(among=among).filter(among)
-        if isinstance(when, Position):
-            self._check_covered([when])
-            events = events.filter(f"startswith(position, '{when.log}-')")
-        text = key_text(list(tables.values())[-1], key)
-        found = history.row_at(events, text, when, gaps.load(self.gaps_path))
-        if found is None:
-            return None
-        passed = tuple(changes_.known(tables, shape) for shape in found.passed)
-        rows = [] if found.image is None else [(text, found.image, found.passed[0])]
-        frame = self.spark.createDataFrame(rows, "key string, image string, shape long")
-        self._check_retention(when)
-        return TableState(frame, None, passed, when)
-
-    def _check_retention(self, when: Moment) -> None:
-        floor = retention.load(self.root)
-        if floor is not None:
-            floor.check(when)
-
-    def _plans(self, taken: Sequence[TableSnapshot], when: Moment) -> list[StatePlan]:
-        """The plans for a moment; no more are made than needed."""
-        plans: list[StatePlan] = []
-        missed = gaps.load(self.gaps_path)
-        for snapshot in state.nearest(taken, when):
-            found = state.plan(snapshot, state.summarize(self._between(snapshot, taken, when)))
-            if not state.is_below(snapshot, when):
-                shape = plans[0].shape if plans else self._shape_at(snapshot, when)
-                found = state.check_shape(found, shape)
-            found = state.outside_gaps(found, missed, when)
-            plans.append(found)
-            if not found.obstacle and len(found.passed) == 1:
-                break
-        return plans
-
-    def _shape_at(self, snapshot: TableSnapshot, when: Moment) -> int | None:
-        """The shape of the last change up to the moment; None if there is no change."""
-        from pyspark.sql import functions as f
-
-        earlier = self._by(snapshot.relation, snapshot.position.log, when)
-        (last,) = earlier.agg(f.max_by("shape", "seq").alias("shape")).collect()
-        shape: int | None = last["shape"]
-        return shape
-
-    def _by(self, relation: int, log: str, when: Moment) -> DataFrame:
-        """The changes of a table up to a moment."""
-        from pyspark.sql import functions as f
-
-        among = f"relation = {relation}"
-        if isinstance(when, Position):
-            among += f" and xid < {when.xmax}"
-        own = f.col("position").startswith(f"{log}-")
-        return self._events(among=among).filter(among).filter(own & within(when))
-
-    def _check_reached(self, snapshot: TableSnapshot, when: Moment) -> None:
-        """Raise Unavailable where events are missing: for a position, all its events are needed,
-        and to undo changes, all events of the snapshot. A time after the last event means the end
-        of the lake."""
-        if snapshot.position == when:
-            return
-        needed = [when] if isinstance(when, Position) else []
-        if not state.is_below(snapshot, when):
-            needed.append(snapshot.position)
-        self._check_covered(needed)
-
-    def _check_covered(self, needed: Sequence[Position]) -> None:
-        reached = self.reached() if needed else None
-        for position in needed:
-            if reached and position.log == reached.log and not reached.covers(position):
-                raise Unavailable(
-                    f"the lake has changes up to position {reached}, and {position} is needed",
-                    hint="Try again when the pipeline has written more, or start it: headwater "
-                    "pipeline run.",
-                )
+    def _ask(self, query: EventQuery) -> list[AnswerRow]:
+        """The answer to a question about the events."""
+        events = self._events(*query.days, among=query.file_condition())
+        found: list[AnswerRow] = query.frame(events).toArrow().to_pylist()
+        return found
 
     def _between(
         self, snapshot: TableSnapshot, taken: Sequence[TableSnapshot], when: Moment
     ) -> DataFrame:
         """The changes between a snapshot and a moment; `taken` are all snapshots of its table."""
-        same = [each for each in taken if each.position.log == snapshot.position.log]
-        first, last = state.days(snapshot, same, when)
+        first, last = days(snapshot, taken, when)
         events = self._events(first, last, among=state.bounds(snapshot, when))
-        return state.between(events, snapshot, when)
+        return state.between_frame(events, snapshot, when)
 
     def _rows(self, snapshot: TableSnapshot) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -393,6 +411,8 @@ class Lake:
             ("relation", "=", str(snapshot.relation)),
             ("snapshot", "=", str(snapshot.snapshot)),
         ]
+        if snapshot.origin == "truncate":
+            return self.spark.createDataFrame([], from_arrow_schema(snapshots.ROWS))
         table = DeltaTable(self.places.rows)
         if snapshot.rows and not delta.chosen_files(table, wanted):
             raise Unavailable(
@@ -401,8 +421,9 @@ class Lake:
         schema = from_arrow_schema(snapshots.ROWS)
         return delta.read(self.spark, self.places.rows, schema, wanted, table=table)
 
-    def _snapshots(self, relation: int) -> list[TableSnapshot]:
-        return [each for each in snapshots.load(self.places) if each.relation == relation]
+    def rows_of(self, snapshot: TableSnapshot) -> DataFrame:
+        """The rows of a snapshot: `key`, `image` and `shape`."""
+        return self._rows(snapshot)
 
     # -------------------------------------------------------------------- changes
 
@@ -413,9 +434,10 @@ class Lake:
         and `since` does not. They lead from the state at `since` to the state at `until`."""
         pinned = self._pinned()
         since, until = (each and aware(each) for each in (since, until))
-        pinned._check_covered([each for each in (since, until) if isinstance(each, Position)])
-        pinned._check_complete(since, until)
-        relation = pinned._relation(pinned._shapes(), table, until or _END)
+        ends = [each for each in (since, until) if isinstance(each, Position)]
+        pinned._resolver.check_covered(ends)
+        relation = pinned._resolver.relation(pinned._resolver.shapes(table), table, until or END)
+        pinned._resolver.check_complete(relation, since, until)
         return changes_.between(pinned._own(relation, since, until), since, until).orderBy("seq")
 
     def change_range(
@@ -431,30 +453,15 @@ class Lake:
         pinned = self._pinned()
         begin = None if since is None else pinned.settle(since)
         end = pinned.settle(until)
-        pinned._check_complete(begin, end)
-        known = pinned._shapes()
-        relation = pinned._relation(known, table, end)
+        known = pinned._resolver.shapes(table)
+        relation = pinned._resolver.relation(known, table, end)
+        pinned._resolver.check_complete(relation, begin, end)
         tables = {shape.table.id: shape.table for shape in known if shape.table.oid == relation}
         events = pinned._own(relation, since, until)
         rows = events.selectExpr(
             "*", "unix_micros(at) as micros", "unix_micros(source_committed_at) as source_micros"
         )
         return changes_.change_range(rows, tables, begin, end, after)
-
-    def _check_complete(self, since: Moment | None, until: Moment | None) -> None:
-        """ResyncRequired where the lake does not have everything between two moments."""
-        if since is not None:
-            self._check_retention(since)
-        for gap in gaps.load(self.gaps_path):
-            is_beside = (since is not None and gap.is_after(since)) or (
-                until is not None and gap.is_before(until)
-            )
-            if not is_beside:
-                raise ResyncRequired(
-                    f"the lake lacks the changes between {gap.since_at:%Y-%m-%d %H:%M:%S} and"
-                    f" {gap.until_at:%Y-%m-%d %H:%M:%S} UTC",
-                    hint="Make two requests, one up to the gap (until) and one after it (since).",
-                )
 
     def transactions(
         self, table: str, since: Moment | None = None, until: Moment | None = None
@@ -476,7 +483,7 @@ class Lake:
         if when is None:
             return reached
         if isinstance(when, Position):
-            pinned._check_covered([when])
+            pinned._resolver.check_covered([when])
             return when
         at = aware(when)
         assert isinstance(at, datetime)
@@ -488,7 +495,7 @@ class Lake:
         from pyspark.sql import functions as f
 
         pinned = self._pinned()
-        relation = pinned._relation(pinned._shapes(), table, _END)
+        relation = pinned._resolver.relation(pinned._resolver.shapes(table), table, END)
         first = pinned._own(relation).agg(
             f.unix_micros(f.min("committed_at")).alias("at"), f.min_by("op", "seq").alias("op")
         )
@@ -500,8 +507,20 @@ class Lake:
 
     def first_snapshot(self, table: str) -> Position | None:
         """The position of the first snapshot of a table."""
-        relation = self._relation(self._shapes(), table, _END)
-        return next((each.position for each in self._snapshots(relation)), None)
+        relation = self._resolver.relation(self._resolver.shapes(table), table, END)
+        return next((each.position for each in self._resolver.snapshots(relation)), None)
+
+    def state_of(self, relation: int, position: Position) -> TableState:
+        """The same for a table given by its relation. Unavailable if the lake has not reached the
+        position, or if that is unknown."""
+        pinned = self._pinned()
+        if pinned.reached() is None:
+            raise Unavailable(
+                f"no recent commit of {self.events_path} has the position that the lake reached",
+                hint="Run the pipeline, which writes it: headwater pipeline run.",
+            )
+        pinned._resolver.check_covered([position])
+        return pinned._state_of(shapes.load(self.shapes_path, relation), relation, position)
 
     def state(self, table: str, when: Moment) -> TableState:
         """The rows of a table at a moment as images, exactly as PostgreSQL wrote them."""
@@ -518,36 +537,6 @@ class Lake:
         )
         return self._events(first, last).filter(f.col("relation") == relation)
 
-    # -------------------------------------------------------------------- which table
-
-    def _relation(self, known: Iterable[Shape], name: str, when: Moment) -> int:
-        """The table that had the name at the moment. Of several tables, the one with the last
-        change under that name."""
-        named = {each.table.id: each.table.oid for each in shapes.named(known, name)}
-        if not named:
-            raise ConfigError(
-                f"the lake {self.root} has no table {name}",
-                hint=f"Enable the table, and make a snapshot: headwater pipeline snapshot {name}",
-            )
-        if len(set(named.values())) == 1:
-            return next(iter(named.values()))
-        return self._last_written(named, when)
-
-    def _last_written(self, named: dict[int, int], when: Moment) -> int:
-        from pyspark.sql import functions as f
-
-        among = f"shape in ({', '.join(map(str, named))})"
-        events = self._events(among=among).filter(among)
-        if when != _END:
-            events = events.filter(changes_.inside(when))
-        latest = f.max_by("relation", f.struct("committed_at", "seq")).alias("relation")
-        (last,) = events.agg(latest).collect()
-        if last["relation"] is not None:
-            return int(last["relation"])
-        taken = snapshots.load(self.places)
-        usable = [each for each in taken if each.shape in named and state.is_below(each, when)]
-        return usable[-1].relation if usable else next(iter(named.values()))
-
     # -------------------------------------------------------------------- history, audit
 
     def history(self, table: str, key: object) -> DataFrame:
@@ -556,31 +545,23 @@ class Lake:
         return self._pinned()._history(table, key)
 
     def _history(self, table: str, key: object) -> DataFrame:
-        known = self._shapes()
-        relation = self._relation(known, table, _END)
-        tables = [shape.table for shape in known if shape.table.oid == relation]
-        text = key_text(tables[-1], key)
-        among = f"relation = {relation}"
-        events = self._events(among=among).filter(among)
-        steps = history.beginning(
-            history.own(events, text), self._images_in_snapshots(relation, text)
-        )
-        return history.with_rows(history.versions(steps), history.combined(tables))
+        tables, steps = self._resolver.steps(table, key)
+        first = next(iter(self._ask(history.first_of(steps))), None)
+        begun = self._resolver.beginning(steps, first, self._images)
+        events = self._events(among=steps.file_condition())
+        return history.typed_frame(steps.frame(events), begun, history.combined(tables))
 
-    def _images_in_snapshots(self, relation: int, key: str) -> list[tuple[TableSnapshot, str, int]]:
-        """The images of a row in snapshots, the oldest first."""
+    def _images(self, among: Sequence[TableSnapshot], key: str) -> list[AnswerRow]:
+        """The images of a row in snapshots of its table."""
         from pyspark.sql import functions as f
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        taken = {each.snapshot: each for each in self._snapshots(relation)}
-        if not taken:
-            return []
-        wanted = [("relation", "=", str(relation))]
+        wanted = [("relation", "=", str(among[0].relation))]
         rows = delta.read(self.spark, self.places.rows, from_arrow_schema(snapshots.ROWS), wanted)
-        found = rows.filter(f.col("key") == key).orderBy("snapshot").collect()
-        return [
-            (taken[r["snapshot"]], r["image"], r["shape"]) for r in found if r["snapshot"] in taken
-        ]
+        numbers = [each.snapshot for each in among]
+        own = rows.filter((f.col("key") == key) & f.col("snapshot").isin(numbers))
+        found: list[AnswerRow] = own.select("snapshot", "image", "shape").toArrow().to_pylist()
+        return found
 
     def audit(
         self,
@@ -597,7 +578,7 @@ class Lake:
         if whole and delta.open_table(self.audit_path) is not None:
             return audit.summary(self._rolled(since, until), by)
         # Counts of parts of days need the events.
-        self._check_retention(since or _BEGINNING)
+        self._resolver.check_retention(since or _BEGINNING)
         events = self.events(since and since.date(), until and until.date())
         if since is not None:
             events = events.filter(f.col("committed_at") >= f.lit(since))
@@ -642,14 +623,32 @@ class Lake:
         return changes_.after(self._events(among=f"xid >= {offset.position.xmin}"), offset)
 
 
+class _PinnedReads:
+    """What a comparison needs of a lake (`continuity.LakeReads`)."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self.gaps_path = lake.gaps_path
+        self.shapes_path = lake.shapes_path
+        self.reached = lake.reached
+        self.plan_from = lake._resolver.plan_from
+        self.changes_after = lake._resolver.changes_after
+        self.rows = lake._rows
+
+    def snapshots_before(self, snapshot: TableSnapshot) -> list[TableSnapshot]:
+        return self._lake._resolver.snapshots(snapshot.relation)
+
+    def between(self, snapshot: TableSnapshot, when: Position) -> DataFrame:
+        taken = self._lake._resolver.snapshots(snapshot.relation)
+        return self._lake._between(snapshot, taken, when)
+
+    def folded(self, plan: StatePlan, when: Position) -> DataFrame:
+        changes = self.between(plan.snapshot, when)
+        return state.fold(self._lake._rows(plan.snapshot), changes, plan)
+
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
-_END = datetime.max.replace(tzinfo=UTC)
-
-
-def _label(known: Iterable[Shape], relation: int) -> str:
-    labels = [each.table.label for each in known if each.table.oid == relation]
-    return labels[-1] if labels else f"relation {relation}"
 
 
 def _utc(at: datetime) -> datetime:
@@ -663,7 +662,7 @@ def _typed(found: TableState, columns: Collection[str]) -> DataFrame:
     """The rows with the types of the table."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    table, names = _text(found.table, columns), state.names_of(found.passed)
+    table, names = with_text(found.table, columns), state.names_of(found.passed)
     schema = arrow_schema(table)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -675,13 +674,3 @@ def _typed(found: TableState, columns: Collection[str]) -> DataFrame:
     images = found.rows.select("image", "shape")
     typed: DataFrame = images.mapInArrow(read, from_arrow_schema(schema))
     return typed
-
-
-def _text(table: Table, columns: Collection[str]) -> Table:
-    unknown = [name for name in columns if name not in {c.name for c in table.columns}]
-    if unknown:
-        raise ConfigError(
-            f"{table.label} has no column {unknown[0]}",
-            hint=f"It has: {', '.join(c.name for c in table.columns)}.",
-        )
-    return as_text(table, columns)

@@ -22,6 +22,7 @@ import pyarrow as pa
 from headwater import limits
 from headwater.errors import HeadwaterError, InvalidQuery, PipelineError
 from headwater.live.filters.text import parse_conditions
+from headwater.pipeline.reading import choice, points
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.reading.requests import (
     AsOfRequest,
@@ -31,6 +32,7 @@ from headwater.pipeline.reading.requests import (
     ResponseHead,
     RowHistoryRequest,
 )
+from headwater.pipeline.spark import launch, log_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,8 +40,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run_request(lake: Lake, request: LakeRequest) -> pa.Table:
-    """The rows that answer a request."""
+def run_request(lake: Lake, request: LakeRequest, url: str | None = None) -> pa.Table:
+    """The rows that answer a request, with the newest changes from the log of the database at
+    `url`: without Spark where it asks for little."""
+    with points.opened(lake.root, url) as reader:
+        chosen = choice.plan(reader, request)
+        if chosen.engine == "datafusion":
+            return choice.run(reader, request, chosen).to_arrow()
+    return run_with_spark(lake.with_log(url), request)
+
+
+def run_with_spark(lake: Lake, request: LakeRequest) -> pa.Table:
+    """The same by Spark."""
     with translated_errors():
         return _frame(lake, request).toArrow()
 
@@ -51,8 +63,14 @@ def translated_errors() -> Iterator[None]:
 
     try:
         yield
+    except HeadwaterError:
+        raise
     except PySparkException as error:
-        raise _translated(error) from error
+        raise launch.lost(error) or _translated(error) from error
+    except Exception as error:
+        if (loss := launch.lost(error)) is None:
+            raise
+        raise loss from error
 
 
 def _frame(lake: Lake, request: LakeRequest) -> DataFrame:
@@ -83,8 +101,8 @@ _OWN_ERROR = re.compile(r"^headwater\.errors\.InvalidQuery: (.*)$", re.M)
 def _translated(error: Exception) -> HeadwaterError:
     if match := _OWN_ERROR.search(str(error)):
         return InvalidQuery(match[1], hint="Read that column as text: --as-text COLUMN.")
-    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return PipelineError(f"Spark could not run the request: {first}")
+    what = log_file.cause(str(error)) or type(error).__name__
+    return PipelineError(f"Spark could not run the request: {what}", hint=log_file.record(error))
 
 
 # ------------------------------------------------------------------------ for other processes
@@ -127,18 +145,15 @@ class _RequestHandler(socketserver.StreamRequestHandler):
             try:
                 request: LakeRequest = msgspec.json.decode(line, type=LakeRequest)
                 with self.server.slots:
-                    rows = run_request(self.server.lake.with_log(self.server.url), request)
+                    rows = run_request(self.server.lake, request, self.server.url)
             except HeadwaterError as error:
                 self._head(ResponseHead(RequestError.of(error)))
             except msgspec.DecodeError as error:
                 self._head(ResponseHead(RequestError("InvalidQuery", f"not a request: {error}")))
             except Exception as error:  # any error of delta-rs, Arrow or Spark
-                log.warning("A request about the lake failed", exc_info=True)
-                self._head(
-                    ResponseHead(
-                        RequestError("PipelineError", f"the lake could not be read: {error}")
-                    )
-                )
+                what = log_file.cause(str(error)) or type(error).__name__
+                message, hint = f"the lake could not be read: {what}", log_file.record(error)
+                self._head(ResponseHead(RequestError("PipelineError", message, hint)))
             else:
                 self._head(ResponseHead())
                 with pa.ipc.new_stream(self.wfile, rows.schema) as stream:

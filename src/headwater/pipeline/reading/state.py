@@ -7,7 +7,7 @@ and after it, and no transaction is split. The nearest snapshot below the moment
 then the nearest above. Some events in between are obstacles:
 
 - A `reset` means that rows changed without changes in the log. No state is computed across it.
-- A `truncate` can be applied, but not undone.
+- A `truncate` can be applied, but not undone. It is a snapshot without rows for moments after it.
 - A schema change may rewrite rows (a default, `using …`) without changes in the log. A snapshot on
   the same side of it is preferred, and nothing is undone across it. Otherwise rows are carried
   forward across it by the names of their columns, if no value can have changed. An added column is
@@ -19,22 +19,26 @@ first change written under it. A dropped table keeps its last state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from headwater.errors import ResyncRequired
 from headwater.model import Column, Position, Table
 from headwater.pipeline.lake.gaps import LakeGap
-from headwater.pipeline.lake.moments import Moment, contained, within
+from headwater.pipeline.lake.moments import Moment, contained_sql, instant, of_log_sql, within_sql
 from headwater.pipeline.lake.snapshots import TableSnapshot
+from headwater.pipeline.reading.event_query import KEY, AnswerRow, EventQuery
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Observation
+
+Days: TypeAlias = tuple[date | None, date | None]
+"""The first and the last day; None for no bound."""
 
 _LAKE_XIDS_LISTED_MAX = 100
 """Transactions that were open at a snapshot and are looked for one by one. Beyond, everything since
@@ -70,15 +74,15 @@ def nearest(snapshots: Sequence[TableSnapshot], when: Moment) -> list[TableSnaps
     return [*below[-1:], *above[:1]]
 
 
-def days(
-    snapshot: TableSnapshot, snapshots: Sequence[TableSnapshot], when: Moment
-) -> tuple[date | None, date | None]:
-    """The first and last day of changes between a snapshot and a moment; None for no bound.
+def days(snapshot: TableSnapshot, snapshots: Sequence[TableSnapshot], when: Moment) -> Days:
+    """The days of changes between a snapshot and a moment.
 
     The time of a transaction may be well before a snapshot that does not contain it, because it was
     still running. It began after every snapshot whose `xmax` is below the oldest running one.
     """
     ends = (snapshot.position, when) if isinstance(when, Position) else (snapshot.position,)
+    if snapshot.origin == "truncate":
+        return (snapshot.taken_at - timedelta(days=1)).astimezone(UTC).date(), None
     oldest = min(position.xmin for position in ends)
     done = [each.taken_at for each in snapshots if each.position.xmax <= oldest]
     first = max(done, default=None)
@@ -113,13 +117,13 @@ def _bounds(snapshot: TableSnapshot, when: Moment) -> str:
     if isinstance(when, Position):
         plans = []
         if not position.covers(when):
-            plans.append(f"(({_lacked(position)}) and xid < {when.xmax})")
+            plans.append(f"(({lacked(position)}) and xid < {when.xmax})")
         if not when.covers(position):
-            plans.append(f"(({_lacked(when)}) and xid < {position.xmax})")
+            plans.append(f"(({lacked(when)}) and xid < {position.xmax})")
         return " or ".join(plans) or "xid < 0"
     low, high = min(when, snapshot.taken_at), max(when, snapshot.taken_at)
     return (
-        f"(committed_at <= '{_instant(when, 1)}' and ({_lacked(position)}))"
+        f"(committed_at <= '{_instant(when, 1)}' and ({lacked(position)}))"
         f" or (committed_at >= '{_instant(when, -1)}' and xid < {position.xmax})"
         # Of another log, whose transactions have other numbers.
         f" or (committed_at >= '{_instant(low, -1)}' and committed_at <= '{_instant(high, 1)}')"
@@ -132,11 +136,11 @@ def missing_from_all(taken: Sequence[TableSnapshot]) -> str:
     if len(taken) > _LAKE_XIDS_LISTED_MAX:
         return f"xid >= {min(each.position.xmin for each in taken)}"
     return " or ".join(
-        f"(relation = {each.relation} and ({_lacked(each.position)}))" for each in taken
+        f"(relation = {each.relation} and ({lacked(each.position)}))" for each in taken
     )
 
 
-def _lacked(position: Position) -> str:
+def lacked(position: Position) -> str:
     """The transactions that a position does not contain."""
     if len(position.xip) > _LAKE_XIDS_LISTED_MAX:
         return f"xid >= {position.xmin}"
@@ -147,25 +151,36 @@ def _instant(at: datetime, milliseconds: int) -> str:
     """Delta may cut the bounds of times to milliseconds: so one millisecond is added."""
     with suppress(OverflowError):
         at += timedelta(milliseconds=milliseconds)
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return instant(at)
 
 
-def between(events: DataFrame, snapshot: TableSnapshot, when: Moment) -> DataFrame:
-    """The changes between a snapshot and a moment. `forward` marks those to apply; the others are
-    undone. Changes of another log count as resets: the database was restored in between."""
+class ChangesBetween(msgspec.Struct, frozen=True):
+    """The changes between a snapshot and a moment, in SQL over events. `forward` says which ones to
+    apply; the others are undone. Changes of another log have the `op` reset: the database was
+    restored in between."""
+
+    where: str
+    forward: str
+    op: str
+
+
+def between(snapshot: TableSnapshot, when: Moment) -> ChangesBetween:
+    own = of_log_sql(snapshot.position.log)
+    forward = within_sql(when)
+    apart = f"({own} and {forward} <> {contained_sql(snapshot.position)})"
+    if isinstance(when, datetime):
+        apart += f" or (not {own} and {forward} <> {within_sql(snapshot.taken_at)})"
+    where = f"({bounds(snapshot, when)}) and ({apart})"
+    return ChangesBetween(where, forward, f"(case when {own} then op else 'reset' end)")
+
+
+def between_frame(events: DataFrame, snapshot: TableSnapshot, when: Moment) -> DataFrame:
+    """The same in Spark, with the columns `forward` and `op`."""
     from pyspark.sql import functions as f
 
-    own = f.col("position").startswith(f"{snapshot.position.log}-")
-    apart = own & (f.col("forward") != contained(snapshot.position))
-    if isinstance(when, datetime):
-        taken = f.col("committed_at") <= f.lit(snapshot.taken_at)
-        apart = apart | (~own & (f.col("forward") != taken))
-    return (
-        events.filter(bounds(snapshot, when))
-        .withColumn("forward", within(when))
-        .filter(apart)
-        .withColumn("op", f.when(own, f.col("op")).otherwise("reset"))
-    )
+    found = between(snapshot, when)
+    columns = {"forward": f.expr(found.forward), "op": f.expr(found.op)}
+    return events.filter(found.where).withColumns(columns)
 
 
 # ------------------------------------------------------------------------ plans
@@ -181,14 +196,69 @@ class ChangeSummary(msgspec.Struct, frozen=True):
     last: int
 
 
-def summarize(changes: DataFrame) -> list[ChangeSummary]:
-    """The changes by direction, operation and shape."""
-    from pyspark.sql import functions as f
+def summary(
+    snapshot: TableSnapshot, when: Moment, days: Days, explained: Collection[int] = ()
+) -> EventQuery:
+    """The changes by direction, operation and shape: each row of the answer is a `ChangeSummary`.
+    Resets that are `explained` are left out."""
+    found = between(snapshot, when)
+    where = [found.where]
+    if explained:
+        numbers = ", ".join(map(str, sorted(explained)))
+        where.append(f"not (op = 'reset' and seq in ({numbers}))")
+    if snapshot.origin == "truncate":
+        where.append(f"seq >= {snapshot.snapshot}")
+    return EventQuery(
+        relations=(snapshot.relation,),
+        where=tuple(where),
+        columns={
+            "forward": found.forward,
+            "op": f"(case when {found.op} in ('truncate', 'reset') then {found.op} else 'row' end)",
+            "shape": "shape",
+        },
+        spans=True,
+        days=days,
+        among=bounds(snapshot, when),
+    )
 
-    whole = f.when(f.col("op").isin("truncate", "reset"), f.col("op")).otherwise("row")
-    grouped = changes.groupBy("forward", whole.alias("op"), "shape")
-    rows = grouped.agg(f.min("seq").alias("first"), f.max("seq").alias("last")).collect()
-    return [ChangeSummary(r["forward"], r["op"], r["shape"], r["first"], r["last"]) for r in rows]
+
+def shape_at(snapshot: TableSnapshot, when: Moment) -> EventQuery:
+    """The shape of the last change up to the moment."""
+    return EventQuery(
+        relations=(snapshot.relation,),
+        where=(of_log_sql(snapshot.position.log), within_sql(when)),
+        columns={"shape": "shape", "seq": "seq"},
+        order=("-seq",),
+        limit=1,
+    )
+
+
+def last_truncate(relation: int, when: Moment) -> EventQuery:
+    """The last truncate of a table up to a moment."""
+    own_log = (of_log_sql(when.log),) if isinstance(when, Position) else ()
+    return EventQuery(
+        relations=(relation,),
+        where=(*own_log, within_sql(when), "op = 'truncate'"),
+        columns={name: name for name in ("seq", "shape", "committed_at", "position")},
+        order=("-committed_at", "-seq"),
+        limit=1,
+        among=f"relation = {relation} and op = 'truncate'",
+    )
+
+
+def emptied(relation: int, truncate: AnswerRow) -> TableSnapshot:
+    """A truncate as a snapshot without rows. Its number is that of the truncate: later changes are
+    applied to it, and it has the transactions of none."""
+    log = truncate["position"].partition("-")[0]
+    return TableSnapshot(
+        relation,
+        truncate["seq"],
+        Position(log, 1, 1),
+        truncate["committed_at"].astimezone(UTC),
+        truncate["shape"],
+        0,
+        "truncate",
+    )
 
 
 class StatePlan(msgspec.Struct, frozen=True):
@@ -224,10 +294,22 @@ def plan(snapshot: TableSnapshot, spans: Iterable[ChangeSummary]) -> StatePlan:
     return StatePlan(snapshot, last, ordered, truncated, obstacle)
 
 
-def check_shape(found: StatePlan, shape: int | None) -> StatePlan:
+def is_unaltered_since(snapshot: TableSnapshot, when: Moment) -> bool:
+    """Whether it is known that a table was not altered between a moment and a later snapshot."""
+    return (
+        isinstance(when, Position)
+        and snapshot.altered_in is not None
+        and when.log == snapshot.position.log
+        and when.contains(snapshot.altered_in)
+    )
+
+
+def check_shape(found: StatePlan, shape: int | None, when: Moment) -> StatePlan:
     """The plan for a snapshot above, given the table's shape at the moment: changes are undone
     under one shape only, and not before the first captured change."""
     if found.obstacle or shape == found.snapshot.shape:
+        return found
+    if shape is not None and is_unaltered_since(found.snapshot, when):
         return found
     obstacle = "it was not captured yet" if shape is None else "the table was altered in between"
     return msgspec.structs.replace(found, obstacle=obstacle)
@@ -237,18 +319,15 @@ def outside_gaps(found: StatePlan, gaps: Iterable[LakeGap], when: Moment) -> Sta
     """The plan, with an obstacle if a gap lies between the snapshot and the moment."""
     for gap in gaps:
         if not _same_side(gap, found.snapshot, when):
-            obstacle = (
-                f"the lake lacks the changes between {gap.since_at:%Y-%m-%d %H:%M:%S} and"
-                f" {gap.until_at:%Y-%m-%d %H:%M:%S} UTC"
-            )
-            return msgspec.structs.replace(found, obstacle=obstacle)
+            return msgspec.structs.replace(found, obstacle=str(gap))
     return found
 
 
 def _same_side(gap: LakeGap, snapshot: TableSnapshot, when: Moment) -> bool:
+    begin = snapshot.taken_at if snapshot.origin == "truncate" else snapshot.position
     if gap.is_before(when):
-        return gap.is_before(snapshot.position)
-    return gap.is_after(when) and gap.is_after(snapshot.position)
+        return gap.is_before(begin)
+    return gap.is_after(when) and gap.is_after(begin)
 
 
 def choose(plans: Sequence[StatePlan], label: str, when: Moment) -> StatePlan:
@@ -270,18 +349,37 @@ def choose(plans: Sequence[StatePlan], label: str, when: Moment) -> StatePlan:
 # ------------------------------------------------------------------------ folding
 
 
-def fold(rows: DataFrame, changes: DataFrame, chosen: StatePlan) -> DataFrame:
-    """`key`, `image` and `shape` of the rows at the moment. `rows` are the snapshot's."""
+class FoldedChanges(msgspec.Struct, frozen=True):
+    """The changes that make a state, in SQL. Of a row, the image with the highest `rank` counts.
+    The snapshot's has the rank 0."""
+
+    where: str
+    image: str
+    rank: str
+
+
+def folded(chosen: StatePlan, forward: str = "forward", op: str = "op") -> FoldedChanges:
+    return FoldedChanges(
+        f"({op} in ('insert', 'update', 'delete') and (not {forward} or seq > {chosen.truncated}))",
+        f"(case when {forward} then after else before end)",
+        f"(case when {forward} then seq else {_UNDONE} - seq end)",
+    )
+
+
+def fold(
+    rows: DataFrame, changes: DataFrame, chosen: StatePlan, check: Observation | None = None
+) -> DataFrame:
+    """`key`, `image` and `shape` of the rows at the moment. `rows` are the snapshot's. `check`
+    counts the keys (`differing`) whose first change began with another image than the snapshot's:
+    such a row was written without a change in the log."""
     from pyspark.sql import functions as f
 
-    effective = changes.filter(
-        f.col("op").isin("insert", "update", "delete")
-        & (~f.col("forward") | (f.col("seq") > chosen.truncated))
-    ).select(
-        "key",
-        f.when(f.col("forward"), f.col("after")).otherwise(f.col("before")).alias("image"),
-        "shape",
-        f.when(f.col("forward"), f.col("seq")).otherwise(_UNDONE - f.col("seq")).alias("rank"),
+    if check is not None:
+        return _checked_fold(rows, changes, chosen, check)
+
+    found = folded(chosen)
+    effective = changes.filter(found.where).select(
+        "key", f.expr(found.image).alias("image"), "shape", f.expr(found.rank).alias("rank")
     )
     unchanged = rows.select("key", "image", "shape", f.lit(0).cast("long").alias("rank"))
     everything = effective if chosen.truncated else unchanged.unionByName(effective)
@@ -292,6 +390,74 @@ def fold(rows: DataFrame, changes: DataFrame, chosen: StatePlan) -> DataFrame:
         .filter("row.image is not null")
         .select("key", "row.image", "row.shape")
     )
+
+
+def _checked_fold(
+    rows: DataFrame, changes: DataFrame, chosen: StatePlan, check: Observation
+) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    found = folded(chosen)
+    effective = changes.filter(f"forward and {found.where}").select(
+        "key",
+        f.col("after").alias("image"),
+        "shape",
+        f.col("seq").alias("rank"),
+        f.coalesce("before", f.lit("")).alias("first"),
+    )
+    unchanged = rows.select(
+        "key",
+        "image",
+        "shape",
+        f.lit(0).cast("long").alias("rank"),
+        f.lit(None).cast("string").alias("first"),
+    )
+    grouped = (
+        unchanged.unionByName(effective)
+        .groupBy("key")
+        .agg(
+            f.max_by(f.struct("image", "shape"), "rank").alias("row"),
+            f.min_by("first", f.when(f.col("rank") > 0, f.col("rank"))).alias("first"),
+            f.max(f.when(f.col("rank") == 0, f.col("image"))).alias("stored"),
+        )
+    )
+    differs = "first is not null and first <> coalesce(stored, '')"
+    return (
+        grouped.observe(check, f.count_if(f.expr(differs)).alias("differing"))
+        .filter("row.image is not null")
+        .select("key", "row.image", "row.shape")
+    )
+
+
+def changed_rows(chosen: StatePlan, when: Moment, days: Days, key: str | None = None) -> EventQuery:
+    """The changes that `fold_rows` needs; of one row only the one with the highest rank."""
+    snapshot = chosen.snapshot
+    apart = between(snapshot, when)
+    found = folded(chosen, apart.forward, apart.op)
+    own = () if key is None else (f"key = {KEY}",)
+    return EventQuery(
+        relations=(snapshot.relation,),
+        where=(apart.where, found.where, *own),
+        columns={"key": "key", "image": found.image, "shape": "shape", "rank": found.rank},
+        order=("-rank",),
+        limit=None if key is None else 1,
+        days=days,
+        among=" and ".join([bounds(snapshot, when), *own]),
+        key=key,
+    )
+
+
+def fold_rows(
+    rows: Iterable[AnswerRow], changes: Iterable[AnswerRow], chosen: StatePlan
+) -> list[AnswerRow]:
+    """The same as `fold`, for few rows."""
+    latest: dict[str, AnswerRow] = {}
+    unchanged = () if chosen.truncated else ({**row, "rank": 0} for row in rows)
+    for each in (*unchanged, *changes):
+        known = latest.get(each["key"])
+        if known is None or each["rank"] > known["rank"]:
+            latest[each["key"]] = each
+    return [row for row in latest.values() if row["image"] is not None]
 
 
 # ------------------------------------------------------------------------ schema changes

@@ -25,7 +25,13 @@ from headwater.model import Actor, Position, Transaction
 from headwater.pipeline.lake.moments import Moment, aware
 from headwater.pipeline.lake.schemas import split
 from headwater.pipeline.reading import state
-from headwater.pipeline.reading.changes import ChangeGroup, ChangeRange, StoredChange, in_order
+from headwater.pipeline.reading.changes import (
+    ChangeGroup,
+    ChangeRange,
+    StoredChange,
+    bounded,
+    in_order,
+)
 from headwater.pipeline.reading.lake import Lake, TableState
 from headwater.pipeline.replay.targets import ReplayRun, ReplayTarget, opened
 
@@ -122,16 +128,9 @@ def _chunks(
 
     rows = found.rows if after is None else found.rows.filter(f.col("key") > after)
     names = state.names_of(found.passed)
-    keys: list[str] = []
-    images: list[str] = []
-    for row in in_order(rows, ("key",), total):
-        keys.append(row["key"])
-        images.append(_renamed(row["image"], names.get(row["shape"])))
-        if len(keys) == _REPLAY_CHUNK_ROWS:
-            yield keys, images
-            keys, images = [], []
-    if keys:
-        yield keys, images
+    for chunk in bounded(in_order(rows, ("key",), total), _REPLAY_CHUNK_ROWS):
+        images = [_renamed(row["image"], names.get(row["shape"])) for row in chunk]
+        yield [row["key"] for row in chunk], images
 
 
 def _renamed(image: str, names: Mapping[str, str] | None) -> str:

@@ -1,31 +1,45 @@
 """An archive of the classes that Spark loads, so that Spark starts faster.
 
 Java can save loaded and linked classes in a file: an AOT cache since Java 24, a class-data archive
-before. `headwater pipeline warm` makes one with a small job (`training_run`); Spark uses it from
-then on. It fits one Java, one PySpark and one processor. Its name has the first two, and Java
-silently ignores an archive that does not fit.
+before. `headwater pipeline warm` makes one with a small job (`training_run`), and so does a
+pipeline that has run for a minute where there is none; Spark uses it from then on. It fits one
+Java, one PySpark and one processor. Its name has the first two, and Java silently ignores an
+archive that does not fit.
 """
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Event
+from typing import IO
 
 import msgspec
 
 from headwater.errors import PipelineError
-from headwater.limits import CLASS_ARCHIVE_SECONDS
+from headwater.limits import CLASS_ARCHIVE_SECONDS, CLASS_ARCHIVE_UNUSED_SECONDS
 from headwater.pipeline.permissions import make_private
 from headwater.pipeline.spark.java import Java, find_java
 
 AOT_SINCE = 24
 """The first Java with an AOT cache that is made in one run."""
 
+log = logging.getLogger(__name__)
+
 _TRAINING = "HEADWATER_WARM_OUTPUT"
+_NICENESS = "HEADWATER_WARM_NICENESS"
+
+_LOOK_SECONDS = 0.2
 
 
 class Archive(msgspec.Struct, frozen=True):
@@ -45,7 +59,11 @@ class Archive(msgspec.Struct, frozen=True):
 
     def use(self) -> tuple[str, ...]:
         """The options of Java that use it; none if it does not exist."""
-        if not self.path.is_file():
+        try:
+            if not self.path.stat().st_size:
+                return ()
+            os.utime(self.path)  # it is in use
+        except OSError:
             return ()
         if self.is_aot:
             return (f"-XX:AOTCache={self.path}", "-XX:AOTMode=auto", "-Xlog:aot=off,cds=off")
@@ -74,34 +92,100 @@ def options(folder: Path, java: Java) -> Sequence[str]:
 
 
 def warm(folder: Path) -> Archive:
-    """Make the archive, or replace it. PipelineError if that fails."""
+    """Make the archive, or replace it. PipelineError if that fails, or is being done already."""
     make_private(folder)
     archive = Archive.of(folder, find_java(folder))
     archive.path.parent.mkdir(exist_ok=True)
-    unfinished = archive.path.with_name(f"{archive.path.name}.{os.getpid()}")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "headwater.pipeline.spark.training_run", str(folder)],
-            env=os.environ | {_TRAINING: str(unfinished)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=CLASS_ARCHIVE_SECONDS,
-        )
-        if done.returncode or not unfinished.is_file():
+    with _alone(archive.path.parent) as is_alone:
+        if not is_alone:
             raise PipelineError(
-                f"the archive {archive.path} could not be made: {done.stderr.strip()[-500:]}",
-                hint="Spark still starts without it. headwater doctor checks the installed Java.",
+                f"the archive {archive.path} is being made by another process",
+                hint="Wait for it, or try again later.",
             )
-        unfinished.rename(archive.path)
-    except subprocess.TimeoutExpired as error:
-        raise PipelineError(
+        _make(archive, folder, Event())
+    return archive
+
+
+def make_quietly(folder: Path, stop: Event) -> None:
+    """Make the archive if this machine has none, with the lowest priority, until `stop` is set.
+    Remove archives that were not used for a long time."""
+    archive = Archive.of(folder, find_java(folder))
+    archive.path.parent.mkdir(exist_ok=True)
+    with _alone(archive.path.parent) as is_alone:
+        if not is_alone or archive.path.is_file():
+            return
+        try:
+            _make(archive, folder, stop, niceness=19)
+        except PipelineError as error:
+            # Not again with each start: an empty file is no archive for Java, which ignores it.
+            archive.path.touch()
+            log.warning("%s. %s", error, error.hint)
+        _remove_unused(archive.path.parent)
+
+
+def _make(archive: Archive, folder: Path, stop: Event, niceness: int = 0) -> None:
+    unfinished = archive.path.with_name(f"{archive.path.name}.{os.getpid()}")
+    with TemporaryFile() as output:
+        training = subprocess.Popen(
+            [sys.executable, "-m", "headwater.pipeline.spark.training_run", str(folder)],
+            env=os.environ | {_TRAINING: str(unfinished), _NICENESS: str(niceness)},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            deadline = time.monotonic() + CLASS_ARCHIVE_SECONDS
+            while training.poll() is None and time.monotonic() < deadline:
+                if stop.wait(_LOOK_SECONDS):
+                    return
+            if training.returncode != 0 or not unfinished.is_file():
+                raise _not_made(archive, training.returncode, output)
+            unfinished.rename(archive.path)
+        finally:
+            if training.poll() is None:
+                # With the Java that it has started.
+                os.killpg(training.pid, signal.SIGKILL)
+                training.wait()
+            # Java itself leaves a file beside it when it is interrupted.
+            for left in archive.path.parent.glob(f"{unfinished.name}*"):
+                left.unlink(missing_ok=True)
+
+
+def _not_made(archive: Archive, code: int | None, output: IO[bytes]) -> PipelineError:
+    if code is None:
+        return PipelineError(
             f"the archive {archive.path} was not ready after {CLASS_ARCHIVE_SECONDS:.0f} s",
             hint="Try again when the machine is less busy.",
-        ) from error
-    finally:
-        # Java itself leaves a file beside it when it is interrupted.
-        for left in archive.path.parent.glob(f"{unfinished.name}*"):
-            left.unlink(missing_ok=True)
-    return archive
+        )
+    output.seek(0)
+    printed = output.read().decode("utf-8", "replace").strip()
+    return PipelineError(
+        f"the archive {archive.path} could not be made: {printed[-500:]}",
+        hint="Spark still starts without it. headwater doctor checks the installed Java.",
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Whether no other process makes an archive in this folder now."""
+    with (folder / "_lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _remove_unused(folder: Path) -> None:
+    for path in folder.glob("spark-*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > CLASS_ARCHIVE_UNUSED_SECONDS:
+                path.unlink()
+
+
+def lower_priority() -> None:
+    """Called in the process that makes an archive, before Java starts."""
+    with suppress(ValueError, OSError):
+        os.nice(int(os.environ.pop(_NICENESS, "0")))

@@ -6,18 +6,22 @@ Spark gets the token in its environment, because every user can read its command
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from headwater.pipeline.spark.launch import begun_token
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+
 SETTINGS = {
-    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.grpc.binding.port": "0",
 }
@@ -28,10 +32,14 @@ PACKAGES = ("grpc", "grpc_status", "google.rpc", "zstandard", "pandas")
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
 
+def new_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
 @contextmanager
 def token_for_spark() -> Iterator[str]:
-    """A token for clients of a Spark that is started inside the block."""
-    token, before = secrets.token_urlsafe(32), os.environ.get(_TOKEN)
+    """A token for clients of a Spark that is started inside the block, or was begun with one."""
+    token, before = begun_token() or new_token(), os.environ.get(_TOKEN)
     os.environ[_TOKEN] = token
     try:
         yield token
@@ -42,15 +50,25 @@ def token_for_spark() -> Iterator[str]:
             os.environ[_TOKEN] = before
 
 
-def address(spark: SparkSession) -> str | None:
-    """The address of this Spark's Connect server; None if it has none."""
+@contextmanager
+def started(spark: SparkSession) -> Iterator[str | None]:
+    """The address of this Spark's Connect server, which runs inside the block. The session was made
+    with SETTINGS. None if the server does not start."""
     jvm = spark._jvm
-    if jvm is None:
-        return None
+    assert jvm is not None
     package = jvm.org.apache.spark.sql.connect.service
     service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
-    port = service.localPort() if service.started() else 0
-    return f"sc://localhost:{port}" if port else None
+    try:
+        service.start(spark.sparkContext._jsc.sc())
+    except Exception as error:
+        log.warning("Programs cannot use the pipeline's Spark: %s", error)
+    try:
+        port = service.localPort() if service.started() else 0
+        yield f"sc://localhost:{port}" if port else None
+    finally:
+        with suppress(Exception):  # Java may have ended
+            none = jvm.scala.Option.empty()
+            service.stop(none, none)
 
 
 def missing() -> list[str]:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,7 +83,13 @@ def _wheel() -> Path | None:
 
 
 def version_of(java: Path) -> int | None:
-    """The feature version of a `java`; None if it is not a Java that runs."""
+    """The feature version of a `java`; None if it is not a Java that runs. An installed Java has a
+    file with its version: to run it takes longer."""
+    with suppress(OSError, UnicodeDecodeError):
+        release = (java.parent.parent / "release").read_text()
+        found = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.M)
+        if found and os.access(java, os.X_OK):
+            return int(found[1])
     try:
         done = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=60, check=False

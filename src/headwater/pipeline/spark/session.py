@@ -13,13 +13,16 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
-from headwater.errors import PipelineError
 from headwater.limits import EMBEDDED_SOCKET_PATH_BYTES_MAX
+from headwater.pipeline import permissions
 from headwater.pipeline.packages import require, spark_needed
 from headwater.pipeline.permissions import make_private
-from headwater.pipeline.spark import class_archive, log_file
+from headwater.pipeline.spark import class_archive, start_times
 from headwater.pipeline.spark.connect_server import missing
 from headwater.pipeline.spark.java import find_java
+from headwater.pipeline.spark.launch import Launch, connected, without_tracebacks
+from headwater.pipeline.spark.launch import begin as begin_java
+from headwater.pipeline.spark.memory import heap_setting
 from headwater.pipeline.spark.shared_session import find
 
 if TYPE_CHECKING:
@@ -31,6 +34,11 @@ ALWAYS = {
     "spark.sql.streaming.minBatchesToRetain": "10",
     # Beyond 32 paths Spark starts a job to list them: 12 s instead of 0.3.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    # Rows may have a megabyte each. The defaults (4,096 and 10,000 rows, without a bound on bytes)
+    # need gigabytes then; smaller batches of small rows cost next to nothing.
+    "spark.sql.parquet.columnarReaderBatchSize": "128",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
 }
 
 LOCAL = {
@@ -43,7 +51,9 @@ LOCAL = {
     # Few rows pass through the JVM: full optimization of code during the start costs more time than
     # it saves. So it begins after ten times the usual number of calls.
     "spark.driver.extraJavaOptions": (
-        "-XX:+UseParallelGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
+        # Without memory Java ends, and is started again: nothing it does later could be relied on.
+        "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError"
+        " -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
         " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
     ),
     # Without it every batch of a Python source stalls for 40 ms.
@@ -55,6 +65,7 @@ LOCAL = {
 }
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_MEMORY = "spark.driver.memory"
 
 LOCAL_MASTER = "local[*,4]"
 """All cores; a task may fail four times, as on a cluster. `local[*]` gives up after one."""
@@ -73,61 +84,68 @@ def spark_session(
     given. PipelineError if it does not start."""
     require()
     folder = Path(folder)
-    make_private(folder)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    is_local = master.startswith("local")
-    if is_local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        if home := _home_without_archive(folder):
-            os.environ.setdefault("SPARK_HOME", str(home))
-    java = find_java(folder)
-    os.environ["JAVA_HOME"] = str(java.home)
+    launch, chosen = _prepared(folder, master, settings or {})
+    if log is not None and launch is not None:
+        connected(launch, log)
+        start_times.mark("java")
+    chosen |= {"spark.master": master, "spark.app.name": name}
 
     from pyspark.sql import SparkSession
 
+    builder = SparkSession.builder
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    if log is not None:
+        without_tracebacks(session)
+    start_times.mark("session")
+
     from headwater.pipeline.stream.source import HeadwaterSource
 
-    chosen = ALWAYS | (LOCAL | _folders(folder) if is_local else {}) | dict(settings or {})
+    session.dataSource.register(HeadwaterSource)
+    return session
+
+
+def begin(
+    folder: Path, settings: Mapping[str, str], *, token: str | None = None, umask: int | None = None
+) -> None:
+    """Start Java for a session on this machine that will be made with these settings. What is
+    imported meanwhile costs no time."""
+    launch, _ = _prepared(folder, LOCAL_MASTER, settings, umask)
+    if launch is not None:
+        begin_java(launch, token)
+
+
+def _prepared(
+    folder: Path, master: str, settings: Mapping[str, str], umask: int | None = None
+) -> tuple[Launch | None, dict[str, str]]:
+    """How to start Java, and all settings. The environment of this process is prepared for both.
+    None where Spark's own way must be used."""
+    make_private(folder)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    is_local, home = master.startswith("local"), None
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        home = _home_without_archive(folder)
+        if home is not None:
+            os.environ.setdefault("SPARK_HOME", str(home))
+    java = find_java(folder)
+    os.environ["JAVA_HOME"] = str(java.home)
+    own = LOCAL | {_MEMORY: heap_setting()} | _folders(folder) if is_local else {}
+    chosen = ALWAYS | own | dict(settings)
     if is_local:
         (folder / "tmp").mkdir(exist_ok=True)
         # Temporary files of Java contain rows, too: so they go to a private folder.
         java_options = [f"-Djava.io.tmpdir={folder / 'tmp'}", *class_archive.options(folder, java)]
         quoted = (f'"{each}"' for each in java_options)
         chosen[_JAVA_OPTIONS] = " ".join([chosen.get(_JAVA_OPTIONS, ""), *quoted]).strip()
-    chosen |= {"spark.master": master, "spark.app.name": name}
-    if log is not None:
-        _launch(chosen, log)
-    builder = SparkSession.builder
-    for key, value in chosen.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.dataSource.register(HeadwaterSource)
-    return session
-
-
-def _launch(settings: Mapping[str, str], log: Path) -> None:
-    """Start Java for this program, unless it has one, with its output in a file."""
-    from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.java_gateway import launch_gateway
-
-    if SparkContext._gateway is not None:
-        return
-    output = log_file.start(log)
-    try:
-        conf = SparkConf().setAll(list(settings.items()))
-        gateway = launch_gateway(  # type: ignore[no-untyped-call]
-            conf, {"stdout": output, "stderr": output}
-        )
-    except PySparkRuntimeError as error:
-        raise PipelineError(
-            f"Spark did not start: {log_file.last_line(log) or error}",
-            hint=f"The output of Java is in {log}. headwater doctor checks the installed Java.",
-        ) from error
-    finally:
-        os.close(output)
-    SparkContext._ensure_initialized(gateway=gateway)
+    home = Path(os.environ["SPARK_HOME"]) if "SPARK_HOME" in os.environ else _installed_home()
+    if home is None:
+        return None, chosen
+    launched = chosen | ({} if is_local else {"spark.master": master})
+    mask = permissions.current_umask() if umask is None else umask
+    return Launch.of(folder, home, java.home, launched, mask), chosen
 
 
 def any_session(root: str) -> SparkSession:
@@ -170,11 +188,8 @@ def _home_without_archive(folder: Path) -> Path | None:
     """The installed PySpark as Spark's home, without the zip archive of PySpark: workers would
     import from it and compile it each time, which takes a second per process. Without it they
     import the installed package. None if PySpark is installed in another way."""
-    spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        return None
-    installed = Path(spec.origin).parent
-    if not (installed / "jars").is_dir():
+    installed = _installed_home()
+    if installed is None:
         return None
     name = blake2b(str(installed).encode(), digest_size=6).hexdigest()
     home = folder / "homes" / name
@@ -184,3 +199,12 @@ def _home_without_archive(folder: Path) -> Path | None:
             if (installed / part).exists():
                 (home / part).symlink_to(installed / part)
     return home
+
+
+def _installed_home() -> Path | None:
+    """The installed PySpark, if it has Spark itself."""
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    installed = Path(spec.origin).parent
+    return installed if (installed / "jars").is_dir() else None

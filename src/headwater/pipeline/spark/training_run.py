@@ -15,14 +15,16 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from headwater.pipeline.spark import connect_server
+from headwater.pipeline.spark import class_archive, connect_server
 from headwater.pipeline.spark.session import spark_session
 
 
 def main(folder: Path) -> None:
+    class_archive.lower_priority()
+    own = {"spark.driver.memory": "1g"} | connect_server.SETTINGS
     with connect_server.token_for_spark():
-        spark = spark_session(folder, name="headwater warm", settings=connect_server.SETTINGS)
-    with tempfile.TemporaryDirectory() as work:
+        spark = spark_session(folder, name="headwater warm", settings=own)
+    with connect_server.started(spark), tempfile.TemporaryDirectory() as work:
         _batch(spark, f"{work}/rows")
         _stream(spark, f"{work}/rows", f"{work}/checkpoint")
     spark.stop()

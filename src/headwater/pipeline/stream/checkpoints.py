@@ -1,21 +1,14 @@
 """The checkpoint of a stream, and the lock of a lake.
 
-Spark stores three things in a checkpoint: the stream's id, the offset at which each batch ends
-(before the batch runs), and which batches are done. The id names the stream in Delta's commits, the
-offset is the position of a commit, and the batches say which one is next. A checkpoint that cannot
-be read is an error before Spark reads it. The file `begin` beside it has the offset at which the
-stream began. It is written before the first batch, so that this batch is the same when it is
-repeated.
+Spark stores in a checkpoint at which offset each batch ends, before the batch runs. A checkpoint
+lasts as long as a running stream: what the sink has stored says where the next one begins, and the
+file `begin` has it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import getpass
 import os
-import socket
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +18,7 @@ from headwater.errors import PipelineError
 from headwater.pipeline.files import FileLocation
 from headwater.pipeline.permissions import make_folders
 from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.owner import owner_name as owner_name
 
 _BEGIN = "begin"
 
@@ -35,22 +29,6 @@ class Checkpoint:
     def __init__(self, path: str) -> None:
         self.path = path
         self._place = FileLocation.of(path)
-        self._id: str | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether a stream was started here."""
-        return self._place.exists("metadata")
-
-    @property
-    def query_id(self) -> str:
-        """The stream's id, which stays with the checkpoint."""
-        if self._id is None:
-            found = self._decoded("metadata", self._content("metadata"))
-            if not isinstance(found, dict) or not isinstance(found.get("id"), str):
-                raise self._unreadable("metadata", "it names no id")
-            self._id = found["id"]
-        return self._id
 
     def offset(self, batch: int) -> Offset:
         """Where a batch ends."""
@@ -64,41 +42,14 @@ class Checkpoint:
         except ValueError as error:
             raise self._unreadable(name, str(error)) from error
 
-    def has(self, batch: int) -> bool:
-        """Whether a batch is planned, and its end known."""
-        return self._place.exists(f"offsets/{batch}")
-
     def start(self, batch: int) -> Offset | None:
-        """Where a batch starts; None for one that starts where the log began."""
+        """Where a batch starts; None where the stream has not begun."""
         return self.offset(batch - 1) if batch else self.begin
-
-    @property
-    def next_batch(self) -> int:
-        """The number of the batch that Spark runs next: one that is planned and not done, else a
-        new one."""
-        planned, done = self._batches("offsets"), self._batches("commits")
-        last = max(planned, default=-1)
-        return last + 1 if last < 0 or last in done else last
-
-    def check(self) -> None:
-        """Raise PipelineError for a checkpoint from which Spark could not continue."""
-        if not self.exists:
-            if self._batches("offsets"):
-                raise self._unreadable("metadata", "it is missing")
-            return
-        _ = self.query_id
-        if batches := self._batches("offsets"):
-            self.offset(max(batches))
-
-    def _batches(self, folder: str) -> list[int]:
-        names = (info.base_name for info in self._place.files(folder))
-        return [int(name) for name in names if name.isdigit()]
 
     def remove(self) -> None:
         """Remove it: the next stream here is a new one."""
         folder, _, name = self.path.rpartition("/")
         FileLocation.of(folder).remove(name)
-        self._id = None
 
     # -------------------------------------------------------------------- where it began
 
@@ -129,8 +80,8 @@ class Checkpoint:
     def _unreadable(self, name: str, reason: str) -> PipelineError:
         return PipelineError(
             f"the checkpoint {self.path} cannot be read: {name}: {reason}",
-            hint="Restore it from a backup, or move the folder away: the stream then continues "
-            "after the last position in the lake.",
+            hint="The next start of the stream makes another one.",
+            retryable=True,
         )
 
 
@@ -179,14 +130,3 @@ class LakeLock:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def owner_name() -> str:
-    """The user, machine and process of this pipeline, for messages."""
-    user = str(os.getuid())
-    with suppress(KeyError, OSError):
-        user = getpass.getuser()
-    now = datetime.now(UTC)
-    return (
-        f"{user}@{socket.gethostname()}, process {os.getpid()}, since {now:%Y-%m-%d %H:%M:%S} UTC"
-    )

@@ -2,7 +2,8 @@
 
 A position that the log no longer reaches back to is `ResyncRequired`. Positions that a checkpoint
 may store are on disk, so that a crash of the server cannot take them back. The changes between two
-positions are inspected once; cutting them into batches needs only small queries after that.
+positions are inspected once; cutting them into batches needs only small queries after that. Where
+there is nothing to read, a planner can wait for a NOTIFY of the writers.
 
 An error here would end the stream, so a lost connection is made again, up to a time limit.
 """
@@ -16,18 +17,28 @@ from typing import Any
 
 import msgspec
 import psycopg
+from psycopg.rows import dict_row
 
 from headwater import limits
 from headwater.database import connect_blocking, translate
 from headwater.errors import ConfigError, ResyncRequired
 from headwater.log import complete, marks, reach
 from headwater.log.between import BETWEEN, parameters
+from headwater.log.waking.waker import CHANNEL
 from headwater.model import Position
 from headwater.pipeline.stream.offsets import Offset, Range, range_between
+from headwater.pipeline.stream.waiting import WaitPace
 from headwater.pipeline.stream.worker import RESNAPSHOT, LogSlice
 
 _SPARK_PART_CHANGES = 50_000
 """Changes that one task of the data source reads."""
+
+_SPARK_ROW_BYTES = 2_000
+"""A larger row counts as several, so that batches and parts are bounded in bytes as well."""
+
+_SPARK_SAMPLED_CHANGES = 1_000
+"""The size of rows is sampled where there are more changes between two positions. Fewer are read as
+one part, whose rows pass in pieces."""
 
 _SPARK_PARTS_MAX = 1_000
 """Tasks that read one batch; for a larger batch each task reads more."""
@@ -40,19 +51,30 @@ _SPARK_MOVE_SECONDS = 300.0
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """The changes between two positions: the lowest and the highest number, and the slots of the
-    log that hold them. Without slots there are none."""
+    """The changes between two positions: the lowest and the highest number, the slots of the log
+    that hold them, and as how many an average row counts. Without slots there are none."""
 
     since: Position
     until: Position
     first: int
     last: int
     slots: tuple[int, ...]
+    weight: int = 1
+
+
+class ChangeKind(msgspec.Struct, frozen=True):
+    """Changes of one shape of a table: of rows, or of the whole table (truncate, reset)."""
+
+    relation: int
+    shape: int
+    is_row: bool
+    count: int
 
 
 class Planner:
     """Finds positions in the log, and cuts the changes between two of them into batches and parts.
-    A lost connection is made again until `patience` seconds have passed."""
+    A lost connection is made again until `patience` seconds have passed. A planner with a `pace`
+    can wait for changes."""
 
     def __init__(
         self,
@@ -60,10 +82,12 @@ class Planner:
         tables: tuple[str, ...] = (),
         *,
         patience: float = limits.SPARK_PLANNING_PATIENCE_SECONDS,
+        pace: WaitPace | None = None,
     ) -> None:
         self._url = url
         self._tables = tables
         self._patience = patience
+        self._pace = pace
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._was_connected = False
         self._checked: deque[str] = deque(maxlen=4)
@@ -151,6 +175,30 @@ class Planner:
             return start
         return Offset(self._marked(until, start.position))
 
+    def next(self, start: Offset, rows_max: int | None, seconds: float) -> Offset:
+        """The same, but where there are no changes, wait for some, at most this long."""
+        assert self._pace is not None
+        until = time.monotonic() + seconds
+        self._was_notified(0)  # of changes that are read now
+        end = self.latest(start, rows_max)
+        while end == start and (now := time.monotonic()) < until:
+            was_notified = self._was_notified(min(self._pace.pause(now), until - now))
+            end = self.latest(start, rows_max)
+            self._pace.have_looked(
+                time.monotonic(), was_notified=was_notified, has_changes=end != start
+            )
+        return end
+
+    def _was_notified(self, seconds: float) -> bool:
+        """Wait for a NOTIFY, at most this long; whether there was one. Those that have arrived
+        since the last call are removed."""
+        try:
+            found = self._connected().notifies(timeout=seconds, stop_after=1)
+            return bool(list(found))
+        except psycopg.Error:
+            self.close()  # the next statement connects again
+            return False
+
     def has_changes(self, since: Position, until: Position) -> bool:
         """Whether there are changes between two positions, apart from those of Headwater's own
         tables, such as the progress of the pipeline."""
@@ -170,6 +218,7 @@ class Planner:
         """The end of a batch after number `after`. A row has one number, so `rows_max` numbers are
         at most `rows_max` rows."""
         after = max(after, pair.first - 1)
+        rows_max = rows_max and max(rows_max // pair.weight, 1)
         if rows_max is None or pair.last - after <= rows_max:
             return Offset(pair.until)
         if after >= pair.first and not self._any(pair, after, after + rows_max):
@@ -186,11 +235,27 @@ class Planner:
             if slots:
                 until = self._marked(until, since)
             pair = Pair(since, until, first or 0, last or 0, tuple(sorted(slots or ())))
-            self._pair = pair
+            self._pair = pair = self._weighed(pair)
         self.check(since)
         if str(pair.until) not in self._checked:
             self.check(pair.until)
         return pair
+
+    def kinds(self, since: Position, until: Position) -> list[ChangeKind]:
+        """What changed between two positions, by table and shape."""
+        pair = self._inspect(since, until)
+        if not pair.slots:
+            return []
+        values = parameters(since, until) | {"slots": list(pair.slots)}
+        return [ChangeKind(*row) for row in self._all(_KINDS, values)]
+
+    def _weighed(self, pair: Pair) -> Pair:
+        """With the weight of its rows, from a few of them."""
+        if pair.last - pair.first < _SPARK_SAMPLED_CHANGES:
+            return pair
+        values = parameters(pair.since, pair.until) | {"slots": list(pair.slots)}
+        (size,) = self._one(_ROW_BYTES, values)
+        return msgspec.structs.replace(pair, weight=max(int(size) // _SPARK_ROW_BYTES, 1))
 
     def _any(self, pair: Pair, after: int, upto: int) -> bool:
         """Whether there are rows with numbers above `after` and up to `upto`."""
@@ -237,7 +302,7 @@ class Planner:
                 range=Range(pair.since, pair.until, after, upto),
                 whole=upto == pair.last,
             )
-            for after, upto in _split(first, last)
+            for after, upto in _split(first, last, max(_SPARK_PART_CHANGES // pair.weight, 1))
         ]
 
     # -------------------------------------------------------------------- tables
@@ -269,6 +334,14 @@ class Planner:
 
     # -------------------------------------------------------------------- the connection
 
+    def ask(self, statement: str) -> list[dict[str, Any]]:
+        """The rows of a statement, by the names of their columns."""
+        try:
+            with self._connected().cursor(row_factory=dict_row) as cursor:
+                return cursor.execute(statement.encode()).fetchall()
+        except psycopg.Error as error:
+            raise translate(error, self._url) from error
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -283,7 +356,17 @@ class Planner:
             )
             self._was_connected = True
             self._checked.clear()
+            if self._pace is not None:
+                self._listen(self._connection, self._pace)
         return self._connection
+
+    @staticmethod
+    def _listen(connection: psycopg.Connection[tuple[Any, ...]], pace: WaitPace) -> None:
+        connection.execute(f"listen {CHANNEL}".encode())
+        setting = "select current_setting('max_prepared_transactions')"
+        if connection.execute(setting.encode()).fetchone() != ("0",):
+            # A transaction with a NOTIFY cannot be prepared.
+            pace.never_sleep()
 
     def _one(self, statement: str, values: dict[str, Any] | None = None) -> tuple[Any, ...]:
         (row,) = self._all(statement, values)
@@ -310,13 +393,14 @@ class Planner:
             pause *= 2
 
 
-def _split(first: int, last: int) -> list[tuple[int, int]]:
-    """The numbers above `first` and up to `last`, in at most `_SPARK_PARTS_MAX` parts.
+def _split(first: int, last: int, size: int = _SPARK_PART_CHANGES) -> list[tuple[int, int]]:
+    """The numbers above `first` and up to `last`, in parts of this size; in larger ones where these
+    were more than `_SPARK_PARTS_MAX`.
 
     >>> _split(7, 50_010)
     [(7, 50007), (50007, 50010)]
     """
-    size = max(_SPARK_PART_CHANGES, -(-(last - first) // _SPARK_PARTS_MAX))
+    size = max(size, -(-(last - first) // _SPARK_PARTS_MAX))
     return [(after, min(after + size, last)) for after in range(first, last, size)]
 
 
@@ -343,6 +427,26 @@ _INSPECT = f"""
       select slot, min(seq) as first, max(seq) as last from headwater.log
       where {BETWEEN} group by slot
     ) held
+"""
+
+_KINDS = f"""
+    select (select relid::bigint from headwater.shapes where id = shape limit 1), shape, is_row, n
+    from (
+      select shape::bigint, op in ('I', 'U', 'D') as is_row, count(*) as n from headwater.log
+      where slot = any(%(slots)s::smallint[]) and {BETWEEN} group by 1, 2
+    ) changed
+"""
+
+_ROW_BYTES = f"""
+    select coalesce(avg(bytes), 0)
+    from generate_series(0, 7) n cross join lateral (
+      select coalesce(octet_length(before::text), 0) + coalesce(octet_length(after::text), 0) bytes
+      from headwater.log
+      where slot = any(%(slots)s::smallint[]) and {BETWEEN}
+        and xid >= (%(since_xmax)s::text::bigint
+          + n * (%(until_xmax)s::text::bigint - %(since_xmax)s::text::bigint) / 8)::text::xid8
+      order by xid, seq limit 2
+    ) sample
 """
 
 _ANY = f"""

@@ -20,6 +20,7 @@ from headwater.errors import DatabaseError
 from headwater.log.between import IN_UNTIL, SINCE, parameters
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.owner import owner_name
 
 _PIPELINE_BEHIND_SECONDS = 5.0
 """How long counting the changes that a stream has not read may take. Then they are not reported."""
@@ -32,7 +33,8 @@ STATES = ("starting", "running", "waiting", "failed", "stopped")
 
 
 class StreamProgress(msgspec.Struct, frozen=True):
-    """One stream. Rates are changes a second; `behind_…` is None while it is not known."""
+    """One stream. Rates are changes a second; `behind_…` is None while it is not known. `task` is
+    what it is busy with, where that takes long, and how much of it is done."""
 
     name: str
     state: str
@@ -47,6 +49,10 @@ class StreamProgress(msgspec.Struct, frozen=True):
     restarts: int = 0
     error: str | None = None
     error_at: datetime | None = None
+    task: str | None = None
+    task_done: int | None = None
+    task_total: int | None = None
+    task_seconds_left: float | None = None
 
 
 class StreamLag(msgspec.Struct, frozen=True):
@@ -82,11 +88,6 @@ class Reports:
                 self._execute(_WRITE, msgspec.structs.asdict(stream))
                 self._written[stream.name] = stream
 
-    def due_views(self) -> list[str]:
-        """The views that must be built again."""
-        found = self._execute("select name from headwater.views where state = 'due'", {})
-        return [name for (name,) in found.fetchall()]
-
     def behind(self, offset: Offset) -> StreamLag | None:
         """The changes that are left to read; None if counting them takes too long."""
         values = parameters(offset.position, offset.until or offset.position)
@@ -115,6 +116,8 @@ class Reports:
                 purpose="pipeline",
                 options=f"-c statement_timeout={_PIPELINE_BEHIND_SECONDS * 1000:.0f}",
             )
+            # Ends with the connection: `list_all` then shows that the pipeline has ended.
+            self._connection.execute(_HOLD_LEASE, {"owner": owner_name()})
         return self._connection
 
     def close(self) -> None:
@@ -130,6 +133,9 @@ def _measure(metrics: PipelineMetrics, stream: StreamProgress) -> None:
     metrics.processed_rate.labels(name).set(stream.processed_rate)
     metrics.changes.labels(name).set(stream.changes)
     metrics.restarts.labels(name).set(stream.restarts)
+    metrics.error.labels(name).set(stream.error is not None)
+    for state in STATES:
+        metrics.state.labels(name, state).set(stream.state == state)
     if stream.behind_changes is not None:
         metrics.behind_changes.labels(name).set(stream.behind_changes)
     if stream.behind_seconds is not None:
@@ -137,7 +143,8 @@ def _measure(metrics: PipelineMetrics, stream: StreamProgress) -> None:
 
 
 async def list_all(connection: Connection) -> list[PipelineStream]:
-    """The streams as they were last reported."""
+    """The streams as they were last reported. Those of a pipeline that ended without a report, as
+    when it was killed, are `not running`."""
     cursor = await connection.execute(_LIST)
     return [PipelineStream(*row) for row in await cursor.fetchall()]
 
@@ -159,6 +166,10 @@ class PipelineStream(msgspec.Struct, frozen=True):
     error: str | None
     error_at: datetime | None
     updated_at: datetime
+    task: str | None = None
+    task_done: int | None = None
+    task_total: int | None = None
+    task_seconds_left: float | None = None
 
 
 _ENABLE = """
@@ -183,6 +194,30 @@ _BEHIND = f"""
       and shape not in (select id from headwater.shapes where schema_name = 'headwater')
 """
 
-_LIST = (
-    f"select {', '.join(PipelineStream.__struct_fields__)} from headwater.pipeline order by name"
-)
+LEASE_CLASS = 1752654965
+"""Of the advisory lock that a pipeline holds while it runs, see headwater.lock_class(). The second
+number is a hash of its owner."""
+
+_HOLD_LEASE = f"select pg_advisory_lock_shared({LEASE_CLASS}, hashtext(%(owner)s))"
+
+_SHOWN = {
+    "state": "case when ended then 'not running' else state end",
+    "error": "case when ended then concat('its pipeline (', owner, ') ended without a last report',"
+    " '; last error: ' || error) else error end",
+    "task": "case when not ended then task end",
+    "behind_changes": "case when not ended then behind_changes end",
+    "behind_seconds": "case when not ended then behind_seconds end",
+}
+
+_LIST = f"""
+    select {", ".join(_SHOWN.get(name, name) for name in PipelineStream.__struct_fields__)}
+    from headwater.pipeline, lateral (
+      select state in ('starting', 'running', 'waiting') and not exists (
+        select from pg_locks
+        where locktype = 'advisory' and classid = {LEASE_CLASS}::oid and objsubid = 2 and granted
+          and objid = (hashtext(owner)::bigint & 4294967295)::oid
+          and database = (select oid from pg_database where datname = current_database())
+      ) as ended
+    ) as lease
+    order by name
+"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.progress import StreamProgress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,28 +15,32 @@ if TYPE_CHECKING:
 class StreamSink:
     """Takes the batches of a stream. A new sink is made for every start of the stream.
 
-    A batch may be repeated: after a crash, or when it was written but not yet recorded as done. It
-    then has the same rows and the same number, and must take effect once.
+    What it has stored is the truth about its progress: the stream begins where the sink ends.
+    Spark's checkpoint lasts no longer than the stream, so no batch comes twice. A batch that was
+    not stored is planned again.
     """
 
     @property
     def begin(self) -> Offset | None:
-        """Where a new stream begins, if the sink decides it."""
+        """Where the stream begins, if the sink decides it."""
         return None
 
-    @property
-    def is_new_stream(self) -> bool:
-        """Whether the checkpoint from before is obsolete, and must be removed."""
-        return False
-
-    def write(self, batch: DataFrame, batch_id: int) -> int | None:
-        """Write a batch. Returns how many changes it had; None for Spark's own count."""
+    def write(self, parts: DataFrame, batch_id: int) -> int:
+        """Write a batch, given by its parts (`parts.PARTS`). Returns how many changes it had."""
         raise NotImplementedError
 
     def contents(self) -> list[pa.Table]:
         """The contents of the batches since the last call, as `audit.counted` makes them; nothing
         for sinks that do not count."""
         return []
+
+    def progress(self) -> list[StreamProgress]:
+        """The progress of what the sink maintains by itself, such as views. Returns at once."""
+        return []
+
+    def finish(self) -> None:
+        """Called after the last batch of a stream that ends by itself: wait until all of it is
+        written."""
 
     def close(self) -> None:
         """Called once, when the stream has ended or failed."""

@@ -7,9 +7,10 @@ has at most `maxRows`. The options:
     url          the database; or HEADWATER_URL
     tables       names with commas between them; all if left out
     since        "beginning" (of the log), "now", a position or a time; for a stream, where a new
-                 one begins
+                 one begins. The pipeline's own streams begin at an offset of a checkpoint.
     maxRows      for a stream: the most rows in one batch
     until        for a batch read: a position or a time to stop at, else now
+    emit         "changes", or for a stream "parts": what tasks need to read them (`parts`)
 
 A time is that of transactions, `committed_at`: from `since` on, and before `until`.
 """
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -40,14 +40,28 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headwater.errors import ConfigError, HeadwaterError, ResyncRequired
+from headwater.errors import ConfigError, ResyncRequired
 from headwater.limits import SPARK_BATCH_CHANGES
 from headwater.model import Position
 from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.parts import (
+    PARTS,
+    error_with_hint,
+    freeze_modules,
+    part_row,
+    rows_of,
+)
 from headwater.pipeline.stream.planning import Planner
-from headwater.pipeline.stream.worker import EVENTS, LogSlice, read
+from headwater.pipeline.stream.waiting import WaitPace
+from headwater.pipeline.stream.worker import EVENTS, LogSlice
 
-OPTIONS = ("url", "tables", "since", "until", "maxrows")
+OPTIONS = ("url", "tables", "since", "until", "maxrows", "emit")
+
+_SPARK_WAIT_SECONDS = 10.0
+"""How long a stream of parts waits for changes before Spark asks again. Other streams do not wait:
+they may be one of several sources of a query."""
+
+_EMITTED = {"changes": EVENTS, "parts": PARTS}
 
 
 class HeadwaterSource(DataSource):
@@ -58,14 +72,15 @@ class HeadwaterSource(DataSource):
         return "headwater"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(EVENTS)
+        with error_with_hint():
+            return from_arrow_schema(_EMITTED[_emitted(self.options)])
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        with _with_hint():
+        with error_with_hint():
             return LogStreamReader(Options.of(self.options, streaming=True))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        with _with_hint():
+        with error_with_hint():
             return LogBatchReader(Options.of(self.options))
 
 
@@ -77,6 +92,7 @@ class Options(msgspec.Struct, frozen=True):
     since: str = "beginning"
     until: str | None = None
     rows_max: int = SPARK_BATCH_CHANGES
+    emit: str = "changes"
 
     @classmethod
     def of(cls, options: Any, *, streaming: bool = False) -> Options:
@@ -86,13 +102,18 @@ class Options(msgspec.Struct, frozen=True):
         if unknown:
             raise ConfigError(
                 f"format headwater has no option {unknown[0]}",
-                hint="It has url, tables, since, until and maxRows.",
+                hint="It has url, tables, since, until, maxRows and emit.",
             )
         out_of_place = "until" if streaming else "maxrows"
         if out_of_place in given:
             raise ConfigError(
                 "until: a stream has no end" if streaming else "maxRows: a batch is read at once",
                 hint="Use spark.read for until, spark.readStream for maxRows.",
+            )
+        emit = _emitted(options)
+        if emit == "parts" and not streaming:
+            raise ConfigError(
+                "emit: a batch read has no parts", hint='Use spark.readStream for emit="parts".'
             )
         url = given.get("url") or os.environ.get("HEADWATER_URL")
         if not url:
@@ -107,7 +128,16 @@ class Options(msgspec.Struct, frozen=True):
             given.get("since", "beginning"),
             given.get("until"),
             _rows_max(given.get("maxrows", str(SPARK_BATCH_CHANGES))),
+            emit,
         )
+
+
+def _emitted(options: Any) -> str:
+    given = {str(name).lower(): str(value) for name, value in dict(options).items()}
+    emit = given.get("emit", "changes")
+    if emit not in _EMITTED:
+        raise ConfigError(f"emit: {emit!r} is unknown", hint="Write changes or parts.")
+    return emit
 
 
 def _rows_max(text: str) -> int:
@@ -117,29 +147,23 @@ def _rows_max(text: str) -> int:
 
 
 class LogPartition(InputPartition):
-    """A part of the log, for one task."""
+    """A part of the log, for one task. With a number, the task emits the part itself."""
 
-    def __init__(self, part: LogSlice) -> None:
-        super().__init__(msgspec.to_builtins(part))
+    def __init__(self, part: LogSlice, number: int | None = None) -> None:
+        super().__init__({"part": msgspec.to_builtins(part), "number": number})
 
 
 def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
     # Spark calls this for a batch read without parts, too.
     if partition is None or partition.value is None:
         return
-    with _with_hint():
-        yield from read(msgspec.convert(partition.value, LogSlice))
-
-
-@contextmanager
-def _with_hint() -> Iterator[None]:
-    """Spark shows only the message of an error, so the hint is appended to it."""
-    try:
-        yield
-    except HeadwaterError as error:
-        if error.hint is not None:
-            error.args = (f"{error}. {error.hint}",)
-        raise
+    freeze_modules()
+    part = msgspec.convert(partition.value["part"], LogSlice)
+    number = partition.value["number"]
+    if number is None:
+        yield from rows_of(part)
+    else:
+        yield part_row(number, part)
 
 
 class _LogReader:
@@ -147,7 +171,8 @@ class _LogReader:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._planner = Planner(options.url, options.tables)
+        pace = WaitPace() if options.emit == "parts" else None
+        self._planner = Planner(options.url, options.tables, pace=pace)
 
     def _begin(self) -> Position:
         match self._options.since:
@@ -164,6 +189,8 @@ class _LogReader:
         parts = self._planner.parts(
             start, end, not_before=_moment(self._options.since), before=_moment(self._options.until)
         )
+        if self._options.emit == "parts":
+            return [LogPartition(part, number) for number, part in enumerate(parts)]
         return [LogPartition(part) for part in parts]
 
 
@@ -195,14 +222,17 @@ class LogStreamReader(_LogReader, DataSourceStreamReader, SupportsTriggerAvailab
     """The log as a stream."""
 
     _target: Position | None = None
+    _planned: tuple[Offset, Offset, list[LogPartition]] | None = None
 
     @cached_property
     def _initial(self) -> Offset:
         """The first offset. Spark asks for it several times, and it must stay the same."""
+        if self._options.since.startswith("{"):
+            return _offset(_fields(self._options.since))
         return Offset(self._begin())
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        with _with_hint():
+        with error_with_hint():
             return self._initial.to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -212,18 +242,25 @@ class LogStreamReader(_LogReader, DataSourceStreamReader, SupportsTriggerAvailab
         rows_max = None if isinstance(limit, ReadAllAvailable) else self._options.rows_max
         if isinstance(limit, ReadMaxRows):
             rows_max = limit.max_rows
-        with _with_hint():
-            return self._planner.latest(_offset(start), rows_max, self._target).to_dict()
+        with error_with_hint():
+            return self._end(_offset(start), rows_max).to_dict()
+
+    def _end(self, start: Offset, rows_max: int | None) -> Offset:
+        if self._options.emit == "changes" or self._target is not None:
+            return self._planner.latest(start, rows_max, self._target)
+        return self._planner.next(start, rows_max, _SPARK_WAIT_SECONDS)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        with _with_hint():
+        with error_with_hint():
             self._target = self._planner.now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        with _with_hint():
+        with error_with_hint():
             first, last = _offset(start), _offset(end)
-            _check_same_begin(first, last)
-            return self._tasks(first, last)
+            if self._planned is None or self._planned[:2] != (first, last):
+                _check_same_begin(first, last)
+                self._planned = first, last, self._tasks(first, last)
+            return self._planned[2]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
@@ -251,7 +288,7 @@ class LogBatchReader(_LogReader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         until = self._options.until
         try:
-            with _with_hint():
+            with error_with_hint():
                 since = self._begin()
                 if until is None or _moment(until):
                     end = self._planner.now()
@@ -264,6 +301,15 @@ class LogBatchReader(_LogReader, DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """The offset that the option `since` has as JSON."""
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def _offset(fields: dict[str, Any]) -> Offset:

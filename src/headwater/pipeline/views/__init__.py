@@ -1,7 +1,7 @@
 """Streaming views: a PySpark function over tables, whose result is a table of PostgreSQL.
 
-`definitions` and `aggregates` are what applications use. `function` calls a view's function,
-`results` reads what it made, `weighted` and `state` bring changes and joined tables into Spark,
-`groups`, `tables` and `store` write the result to PostgreSQL. `sink` connects a view to its stream;
-`catalog` lists and removes views.
+`definitions` and `aggregates` are what applications use; `function`, `plans` and `results` read
+what an application has defined. `maintenance` builds one view and applies changes to it, which
+`weighted` and `source_rows` bring into Spark; `sink` does that for all views, from one stream.
+`storage` writes to PostgreSQL; `catalog` lists and removes views.
 """

@@ -1,10 +1,11 @@
 """The aggregates of streaming views, as Spark columns.
 
-A row of a view's tables has a `weight`: +1 if it was added, -1 if it was removed. Each aggregate
-sums over weighted rows, so that the changes of a batch can be added to the stored result. The
-result is a struct whose field names identify the aggregate: the schema of a function's result shows
-its aggregates without executing it. The fields that a sum needs depend on the type of its argument.
-The first call of the function finds that type; later calls make only these fields.
+In a function with these aggregates, a row of a view's tables has a `weight`: +1 if it was added, -1
+if it was removed. Each aggregate sums over weighted rows, so that the changes of a batch can be
+added to the stored result. The result is a struct whose field names identify the aggregate: the
+schema of a function's result shows its aggregates without executing it. The fields that a sum needs
+depend on the type of its argument. The first call of the function finds that type; later calls make
+only these fields.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class AggregateCalls:
         self._forms = forms
         self._count = 0
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._count
+
     def next(self, kind: str) -> tuple[int, tuple[str, ...]]:
         number, self._count = self._count, self._count + 1
         return number, self._forms[number] if number < len(self._forms) else FIELDS[kind]
@@ -90,14 +95,19 @@ def count_distinct(column: Given) -> Column:
 
 
 def join(left: DataFrame, right: DataFrame, on: Any, how: str = "inner") -> DataFrame:
-    """Joins rows of two tables: `on` is as for DataFrame.join. The weight of a pair is the product
-    of both weights. Only inner joins: a row without a partner depends on other rows."""
+    """Joins rows of two tables: `on` and `how` are as for DataFrame.join. Where rows have weights,
+    the weight of a pair is the product of both. Such a join is an inner one: a row without a
+    partner depends on other rows."""
     from pyspark.sql import functions as f
 
+    if WEIGHT not in left.columns or WEIGHT not in right.columns:
+        return left.join(right, on, how)
     if how != "inner":
         raise ConfigError(
-            f"a streaming view cannot have a join of kind {how!r}",
-            hint="views.join is an inner join. Count the rows without a partner in another view.",
+            f"a streaming view with aggregates of headwater.views cannot have a join of kind"
+            f" {how!r}",
+            hint="There, views.join is an inner join. Use Spark's own aggregates, grouped by the "
+            "column of the join.",
         )
     one, two = SIDES
     pairs = left.withColumnRenamed(WEIGHT, one).join(right.withColumnRenamed(WEIGHT, two), on)

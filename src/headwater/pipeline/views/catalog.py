@@ -17,7 +17,8 @@ from headwater.errors import ConfigError
 
 class ViewStatus(msgspec.Struct, frozen=True):
     """A view as `headwater view list` shows it. `state` is `new` until it is built the first time,
-    `live`, or `due` when a rebuild was requested; `rows` is None if its table was dropped."""
+    `live`, or `due` when a rebuild was requested; `rows` is None if its table was dropped. While a
+    pipeline builds it, `built_percent` and `seconds_left` say how far that is."""
 
     name: str
     state: str
@@ -26,6 +27,8 @@ class ViewStatus(msgspec.Struct, frozen=True):
     built_at: datetime | None
     changed_at: datetime
     error: str | None
+    built_percent: int | None = None
+    seconds_left: float | None = None
 
 
 async def list_views(connection: Connection) -> list[ViewStatus]:
@@ -96,8 +99,11 @@ def _one(row: tuple[Any, ...] | None) -> Any:
 
 _LIST = """
     select v.name, v.state, c.oid::regclass::text, v.reached::json ->> 'snap', v.built_at,
-           v.changed_at, v.error
-    from headwater.views v left join pg_class c on c.oid = v.relation order by v.name
+           v.changed_at, v.error, 100 * p.task_done / greatest(p.task_total, 1),
+           p.task_seconds_left
+    from headwater.views v left join pg_class c on c.oid = v.relation
+    left join headwater.pipeline p on p.name = 'view.' || v.name and p.task = 'build'
+    order by v.name
 """
 
 _SHOWN = """

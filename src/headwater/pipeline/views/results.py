@@ -1,24 +1,23 @@
 """Reads the result of a view's function: its columns, its aggregates, its types in PostgreSQL.
 
-All of it is in the schema of the result; nothing is executed. The plan is checked, too: what cannot
-be maintained by adding weighted changes (a limit, an outer join, an aggregate of aggregates) is
-refused before anything is written. The error names the view and the part.
+All of it is in the schema of the result; nothing is executed. Whether the function can be
+maintained at all is decided in `plans`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from headwater.errors import ConfigError
-from headwater.pipeline.views.aggregates import FIELDS, SIDES, WEIGHT, rows_field
+from headwater.pipeline.views.aggregates import FIELDS, rows_field
 from headwater.pipeline.views.definitions import ROW_ID
+from headwater.pipeline.views.plans import Locality, Weighted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
 _TYPES = {
@@ -85,11 +84,13 @@ class Aggregate(msgspec.Struct, frozen=True):
         return "numeric"
 
 
-class ViewResult(msgspec.Struct, frozen=True):
-    """The columns of a view."""
+class ViewResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The columns of a view that adds weighted rows. `combined` says how it combines several
+    tables."""
 
     key: tuple[ResultField, ...]
     aggregates: tuple[Aggregate, ...]
+    combined: Weighted | None = None
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
@@ -108,9 +109,65 @@ class ViewResult(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def read_result(view: str, key: tuple[str, ...], schema: StructType) -> ViewResult:
+class RowResult(msgspec.Struct, frozen=True):
+    """The columns of a view that is maintained key by key: those of its key, the others, and the
+    columns that it is local to."""
+
+    key: tuple[ResultField, ...]
+    values: tuple[ResultField, ...]
+    local: tuple[Locality, ...]
+
+    @property
+    def fields(self) -> tuple[ResultField, ...]:
+        return (*self.key, *self.values)
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Names and types, as the table has them after its `row_id`."""
+        return tuple((field.name, field.type) for field in self.fields)
+
+    @property
+    def text(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+Result: TypeAlias = ViewResult | RowResult
+
+
+def decoded(text: str) -> Result:
+    """A result from its text."""
+    if "aggregates" in msgspec.json.decode(text):
+        return msgspec.json.decode(text, type=ViewResult)
+    return msgspec.json.decode(text, type=RowResult)
+
+
+def read_rows(
+    view: str, key: tuple[str, ...], schema: StructType, local: tuple[Locality, ...]
+) -> RowResult:
     """The columns of a function's result, from its schema. ConfigError names the view and the
     column."""
+    names = _checked_names(view, key, schema)
+    types = {field.name: field.dataType for field in schema.fields}
+    fields = {name: _field(view, name, types[name]) for name in names}
+    others = tuple(field for name, field in fields.items() if name not in key)
+    return RowResult(tuple(fields[name] for name in key), others, local)
+
+
+def read_result(view: str, key: tuple[str, ...], schema: StructType) -> ViewResult:
+    """The same for a function that adds weighted rows."""
+    names = _checked_names(view, key, schema)
+    types = {field.name: field.dataType for field in schema.fields}
+    fields = tuple(_field(view, name, types[name]) for name in key)
+    rest = tuple(_aggregate(view, name, types[name]) for name in names if name not in key)
+    if not rest:
+        raise ConfigError(
+            f"view {view} has no aggregate",
+            hint='Add one: .agg(views.count().alias("rows")), from headwater import views.',
+        )
+    return ViewResult(fields, rest)
+
+
+def _checked_names(view: str, key: tuple[str, ...], schema: StructType) -> list[str]:
     names = [field.name for field in schema.fields]
     for name in names:
         if names.count(name) > 1 or name == ROW_ID:
@@ -124,15 +181,7 @@ def read_result(view: str, key: tuple[str, ...], schema: StructType) -> ViewResu
             f"view {view}: the result has no column {missing[0]}, which is in its key",
             hint=f"Group by it: .groupBy({', '.join(map(repr, key))})",
         )
-    types = {field.name: field.dataType for field in schema.fields}
-    fields = tuple(_field(view, name, types[name]) for name in key)
-    rest = tuple(_aggregate(view, name, types[name]) for name in names if name not in key)
-    if not rest:
-        raise ConfigError(
-            f"view {view} has no aggregate",
-            hint='Add one: .agg(views.count().alias("rows")), from headwater import views.',
-        )
-    return ViewResult(fields, rest)
+    return names
 
 
 def _field(view: str, name: str, kind: DataType) -> ResultField:
@@ -198,110 +247,3 @@ def _col(name: str) -> Column:
 def _part(each: Aggregate, part: str) -> Column:
     name = rows_field(each.kind, each.call) if part == "rows" else f"{each.kind}_{part}"
     return _col(each.name).getField(name)
-
-
-# ------------------------------------------------------------------------ the plan
-
-_ROW_BY_ROW = (
-    "Project", "Filter", "Generate", "SubqueryAlias", "View", "Sort", "ResolvedHint", "Repartition",
-    "RepartitionByExpression", "DeserializeToObject", "SerializeFromObject", "LocalRelation",
-    "LogicalRDD", "ExternalRDD", "Range", "OneRowRelation", "LogicalRelation", "MapInArrow",
-    "PythonMapInArrow",
-)  # fmt: skip
-"""Steps of a plan that process each row by itself, and sources."""
-
-
-_CLOCK = re.compile(r"\b(current_timestamp|current_date|current_time|localtimestamp|now)\(")
-
-
-def check_plan(view: str, made: DataFrame, tables: int) -> None:
-    """ConfigError for a function whose result cannot be maintained by adding weighted changes."""
-    plan = made._jdf.queryExecution().analyzed()
-    while plan.nodeName() in ("Project", "SubqueryAlias"):
-        plan = plan.children().apply(0)
-    if plan.nodeName() != "Aggregate":
-        raise _refused(view, plan.nodeName(), "after the aggregate")
-    if not plan.deterministic() or _CLOCK.search(plan.toString()):
-        raise ConfigError(
-            f"view {view}: the function uses a random value or the present time",
-            hint="A removed row must give the same result as when it was added.",
-        )
-    found = _weighted(view, plan.children().apply(0), tables)
-    if found != tables and tables > 1:
-        raise ConfigError(
-            f"view {view} has {tables} tables and uses {found} of their DataFrames",
-            hint="Each parameter must be used once, with views.join.",
-        )
-
-
-def _weighted(view: str, plan: Any, tables: int) -> int:
-    """How many DataFrames of the view's tables are below a step. ConfigError for invalid steps."""
-    below = [_weighted(view, child, tables) for child in _each(plan.children())]
-    name = plan.nodeName()
-    if not below:
-        return int(any(each.name() == WEIGHT for each in _each(plan.output())))
-    if not any(below) or name in _ROW_BY_ROW:
-        return sum(below)
-    if name == "Join":
-        return _joined(view, plan, below, tables)
-    raise _refused(view, name, "before the aggregate")
-
-
-def _joined(view: str, plan: Any, below: list[int], tables: int) -> int:
-    if not all(below):
-        return sum(below)
-    for child in _each(plan.children()):
-        if not any(each.name() in SIDES for each in _each(child.output())):
-            raise ConfigError(
-                f"view {view}: a join of its tables that is not views.join loses a weight",
-                hint="Use views.join(left, right, on).",
-            )
-    kind = plan.joinType().sql()
-    if kind not in ("INNER", "CROSS"):
-        raise ConfigError(
-            f"view {view}: a {kind} join of its tables cannot be maintained",
-            hint="Use views.join(left, right, on), which is an inner join.",
-        )
-    if tables == 1:
-        raise ConfigError(
-            f"view {view} joins its table with itself through one parameter",
-            hint='Use two parameters: def view(orders, others), tables={"others": "orders"}.',
-        )
-    return sum(below)
-
-
-def _refused(view: str, step: str, where: str) -> ConfigError:
-    return ConfigError(
-        f"view {view}: {step} {where} cannot be maintained change by change",
-        hint="Before the aggregate: filter, select, withColumn, explode, views.join. After it: no "
-        "step. Order, limit and filter in the query that reads the view.",
-    )
-
-
-# ------------------------------------------------------------------------ used columns
-
-
-def used_columns(made: DataFrame, frames: Mapping[str, DataFrame]) -> dict[str, frozenset[str]]:
-    """The columns of each DataFrame that the function's result depends on: those that Spark's
-    optimized plan refers to."""
-    referred: set[int] = set()
-    _collect(made._jdf.queryExecution().optimizedPlan(), referred)
-    return {
-        name: frozenset(
-            each.name()
-            for each in _each(frame._jdf.queryExecution().analyzed().output())
-            if each.exprId().id() in referred
-        )
-        for name, frame in frames.items()
-    }
-
-
-def _collect(plan: Any, referred: set[int]) -> None:
-    referred.update(each.exprId().id() for each in _each(plan.references().toSeq()))
-    for child in _each(plan.children()):
-        _collect(child, referred)
-
-
-def _each(found: Any) -> Iterator[Any]:
-    """The elements of a Scala sequence."""
-    return (found.apply(at) for at in range(found.size()))

@@ -1,331 +1,455 @@
-"""The sink of a streaming view: turns a batch of changes into changes of the view in PostgreSQL.
+"""The sink of the stream `views`: passes each batch to the views that it touches.
 
-A view is built once from its tables, read at one position. Changes of transactions that this
-position contains are skipped afterwards, so the stream may begin anywhere before it. Spark computes
-the effect of a batch with the view's own function; it is added in one transaction together with the
-batch's number. After a truncate, a reset, or a change of a table's schema the view is rebuilt from
-its tables, at a position after the batch, and replaced together with the batch's number.
+Each view has its own position, stored with its rows. A view at the start of a batch applies the
+parts of the batch; all these views do so at the same time, and the stream waits for them. A view
+that is being built, is behind, or has failed is not waited for: its own thread brings it to the
+position of the stream, after which it applies batches again. So one view delays or fails no other.
+
+The position of the stream itself does not matter: each start begins at the present, and views that
+are before it catch up.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from threading import BoundedSemaphore, Condition, Lock, Thread
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import msgspec
 
-from headwater.errors import HeadwaterError, InvalidQuery, PipelineError
-from headwater.pipeline.failpoints import failpoint
-from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
-from headwater.pipeline.lake.moments import contained
+from headwater import limits
+from headwater.errors import HeadwaterError, PipelineError
+from headwater.model import Position
 from headwater.pipeline.reading.lake import Lake
-from headwater.pipeline.stream.checkpoints import Checkpoint
+from headwater.pipeline.stream.checkpoints import Checkpoint, owner_name
 from headwater.pipeline.stream.offsets import Offset
-from headwater.pipeline.stream.planning import Planner
+from headwater.pipeline.stream.planning import ChangeKind, Planner
+from headwater.pipeline.stream.progress import StreamProgress
 from headwater.pipeline.stream.sink import StreamSink
-from headwater.pipeline.stream.worker import EVENTS, forget, read
-from headwater.pipeline.views import weighted
 from headwater.pipeline.views.definitions import StreamingView
-from headwater.pipeline.views.function import ViewFunction
-from headwater.pipeline.views.results import ViewResult
-from headwater.pipeline.views.state import BUILD_ROWS, JoinState
-from headwater.pipeline.views.store import ViewBatch, ViewStore
-from headwater.pipeline.views.tables import ViewTables
-from headwater.pipeline.views.weighted import CHANGES, SourceTable
+from headwater.pipeline.views.maintenance import MaintainedView
+from headwater.pipeline.views.storage.connections import ViewConnections
+from headwater.pipeline.views.storage.store import ViewStore, due_views
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
+VIEW_PREFIX = "view."
+"""View `revenue` is called `view.revenue` in the progress of the pipeline."""
 
-class ViewSink(StreamSink):
-    """Writes the batches of one view. A new one is made for every start of the stream, and builds
-    the view if that is due."""
+_DUE_SECONDS = 2.0
+"""How often it is checked whether a rebuild was requested."""
 
-    def __init__(self, view: StreamingView, lake: Lake, url: str, checkpoint: Checkpoint) -> None:
-        self._view = view
-        self._spark = lake.spark
-        self._function = ViewFunction(view, lake.spark)
-        self._url = url
+
+class Batch(msgspec.Struct, frozen=True):
+    """A batch of the stream: between which positions, its parts, and what changed."""
+
+    start: Position
+    end: Position
+    parts: DataFrame
+    kinds: Sequence[ChangeKind]
+
+    @property
+    def shared(self) -> tuple[DataFrame, Sequence[ChangeKind]]:
+        return self.parts, self.kinds
+
+
+class ViewsSink(StreamSink):
+    """Maintains all views of a pipeline."""
+
+    def __init__(
+        self, views: Sequence[StreamingView], lake: Lake, url: str, checkpoint: Checkpoint
+    ) -> None:
         self._checkpoint = checkpoint
-        self._store = ViewStore(url, view)
-        # A small batch is read here, which is faster than a task of Spark. The rows are the same.
-        self._planner = Planner(url, view.sources)
-        self._owner = f"view {view.name}"
-        self._states: dict[str, JoinState] = {}
-        try:
-            with self._saving_errors():
-                self._state = self._store.state()
-                self._prepare()
-        except BaseException:
-            self.close()
-            raise
+        self._planners = _Planners(url)
+        self._connections = ViewConnections(url)
+        self._permits = _Permits()
+        self._is_closing = Condition()
+        self._stopping = False
+        with self._planners.one() as planner:
+            self._begin = planner.now()
+        self._workers = [
+            ViewWorker(
+                MaintainedView(view, lake.spark, url, ViewStore(self._connections, view)),
+                lake.spark,
+                self._planners,
+                self._permits,
+                self._begin,
+            )
+            for view in views
+        ]
+        for worker in self._workers:
+            worker.start()
+        self._watcher = Thread(target=self._watch, name="headwater-views", daemon=True)
+        self._watcher.start()
 
     @property
     def begin(self) -> Offset:
         """Where a new stream begins."""
-        return self._state.offset
+        return Offset(self._begin)
 
-    @property
-    def is_new_stream(self) -> bool:
-        """Whether the view was just built: no stream before was past its position."""
-        return self._state.query_id is None
+    def write(self, parts: DataFrame, batch_id: int) -> int:
+        start = self._checkpoint.start(batch_id)
+        begin = self._begin if start is None else start.position
+        end = self._checkpoint.offset(batch_id).position
+        with self._planners.one() as planner:
+            batch = Batch(begin, end, parts, planner.kinds(begin, end))
+        given = [worker for worker in self._workers if worker.offer(batch)]
+        deadline = time.monotonic() + limits.VIEW_BATCH_SECONDS
+        for worker in given:
+            if not worker.wait(deadline):
+                log.info("View %s is slow, and catches up by itself", worker.name)
+        relations = frozenset[int]().union(*(worker.relations for worker in self._workers))
+        return sum(kind.count for kind in batch.kinds if kind.relation in relations)
+
+    def finish(self) -> None:
+        """Wait until every view has what the stream has written. Raises the error of a view that
+        failed."""
+        for worker in self._workers:
+            worker.finish()
+        for worker in self._workers:
+            if worker.error is not None:
+                raise worker.error
+
+    def progress(self) -> list[StreamProgress]:
+        return [worker.progress() for worker in self._workers]
 
     def close(self) -> None:
-        self._store.close()
-        self._planner.close()
-        forget(self._url, self._owner)
+        with self._is_closing:
+            self._stopping = True
+            self._is_closing.notify_all()
+        for worker in self._workers:
+            worker.stop()
+        deadline = time.monotonic() + limits.PIPELINE_STOP_SECONDS
+        for worker in self._workers:
+            worker.join(deadline)
+        self._watcher.join(max(0.0, deadline - time.monotonic()))
+        self._connections.close()
+        self._planners.close()
 
-    # -------------------------------------------------------------------- building
+    # -------------------------------------------------------------------- rebuilds
 
-    def _prepare(self) -> None:
-        """Build the view, unless it exists with the present definition."""
-        with self._database_snapshot() as now:
-            result = self._function.result({p: now.tables[t].table for p, t in self._view.tables})
-            state = self._state
-            shapes = {p: now.tables[t].table for p, t in self._view.tables}
-            is_due = (
-                state.state != "live"
-                or state.definition != self._view.digest(result.text)
-                or state.shapes != shapes
-            )
-            # The rows that a join needs are stored only while the pipeline runs.
-            if is_due or len(self._view.tables) > 1:
-                self._build(now, result, None)
-            else:
-                self._use_current()
-
-    def _database_snapshot(self) -> Any:
-        names = tuple(table for _, table in self._view.tables)
-        return database_snapshot(self._url, names, purpose=f"view {self._view.name}")
-
-    def _build(self, now: DatabaseSnapshot, result: ViewResult, batch: ViewBatch | None) -> None:
-        log.info("Building view %s at %s", self._view.name, now.position)
-        tables = self._store.begin(self._state, result)
-        for changes in self._all(now, result):
-            self._store.add(tables, changes)
-        shapes = {p: now.tables[t].table for p, t in self._view.tables}
-        self._state = self._store.swap(
-            tables,
-            definition=self._view.digest(result.text),
-            shapes=shapes,
-            built=now.position,
-            batch=batch,
-        )
-        self._use_current()
-
-    def _use_current(self) -> None:
-        """Use the present generation."""
-        state = self._state
-        self._tables = ViewTables(self._view, state.number, state.generation, state.columns)
-        self._shapes = state.shapes
-        self._sources = {
-            n: SourceTable(table, self._function.used[n]) for n, table in self._shapes.items()
-        }
-        self._readers = {name: source.reader() for name, source in self._sources.items()}
-        self._built = state.position
-        self._note(None)
-
-    def _all(self, now: DatabaseSnapshot, result: ViewResult) -> Iterator[pa.Table]:
-        """The aggregates of all rows, for one part of the first table at a time."""
-        sources = {
-            p: SourceTable(now.tables[t].table, self._function.used[p])
-            for p, t in self._view.tables
-        }
-        (first, table), *others = self._view.tables
-        self._states = {p: JoinState.read(self._spark, now, t, sources[p]) for p, t in others}
-        rest = {name: state.frame() for name, state in self._states.items()}
-        parts: list[DataFrame] = []
-        reader = sources[first].reader()
-        for keys, images in now.rows(table, BUILD_ROWS):
-            rows = weighted.frame(self._spark, reader.rows(images, [1] * len(images)))
-            if others:
-                part = JoinState.part(self._spark, reader, keys, images)
-                parts.append(part)
-                rows = JoinState.rows_of(part)
-            yield self._function.aggregated({first: rows, **rest}, result)
-        if others:
-            self._states[first] = JoinState(self._spark, sources[first], parts)
-
-    def _rebuild(self, batch: ViewBatch) -> None:
-        with self._database_snapshot() as now:
-            tables = {p: now.tables[t].table for p, t in self._view.tables}
-            self._build(now, self._function.result(tables), batch)
-
-    # -------------------------------------------------------------------- batches
-
-    def write(self, batch: DataFrame, batch_id: int) -> int | None:
-        with self._saving_errors():
-            return self._write(batch, batch_id)
-
-    def _write(self, batch: DataFrame, batch_id: int) -> int | None:
-        current = ViewBatch(self._checkpoint.query_id, batch_id, self._checkpoint.offset(batch_id))
-        if self._is_in(current):
-            return 0
-        if not self._follows(current):
-            self._rebuild(current)
-            return None
-        parts = self._planner.parts(self._start(batch_id), current.end)
-        if len(parts) > 1:
-            self._write_large(batch.select(*CHANGES).persist(), current)
-            return None
-        changes = pa.Table.from_batches(
-            (each for part in parts for each in read(part, self._owner)), EVENTS
-        )
-        return self._write_small(self._beyond(changes.select(CHANGES)), current)
-
-    def _start(self, batch_id: int) -> Offset:
-        """Where a batch begins."""
-        if batch_id > 0:
-            return self._checkpoint.offset(batch_id - 1)
-        begin = self._checkpoint.begin
-        return self.begin if begin is None else Offset(begin.position)
-
-    def _beyond(self, changes: pa.Table) -> pa.Table:
-        """Without the changes before the offset that the stream began at."""
-        begin = self._checkpoint.begin
-        if begin is None or begin.until is None or not changes.num_rows:
-            return changes
-        pairs = zip(changes["xid"].to_pylist(), changes["seq"].to_pylist(), strict=True)
-        new = [not begin.until.contains(xid) or seq > begin.seq for xid, seq in pairs]
-        return changes.filter(pa.array(new, pa.bool_()))
-
-    def _is_in(self, batch: ViewBatch) -> bool:
-        state = self._state
-        if state.query_id != batch.query_id or state.batch is None or batch.number > state.batch:
-            return False
-        if batch.number == state.batch and state.batch_end == batch.end_text:
-            return True
-        raise PipelineError(
-            f"the checkpoint {self._checkpoint.path} is older than view {self._view.name}",
-            hint=f"Rebuild the view: headwater view rebuild {self._view.name}",
-        )
-
-    def _follows(self, batch: ViewBatch) -> bool:
-        """Whether the batch continues where the view is. A new stream must have begun there."""
-        state = self._state
-        if state.query_id in (None, batch.query_id):
-            return True
-        return self._checkpoint.begin == state.offset
-
-    def _write_small(self, changes: pa.Table, batch: ViewBatch) -> int:
-        position = self._built
-        xids = changes.column("xid").to_pylist()
-        changes = changes.filter(pa.array([not position.contains(xid) for xid in xids], pa.bool_()))
-        if not changes.num_rows:
-            self._skip(batch)
-            return 0
-        kinds = zip(
-            *(changes.column(c).to_pylist() for c in ("relation", "shape", "op")), strict=True
-        )
-        if self._needs_rebuild(kinds):
-            self._rebuild(batch)
-            return int(changes.num_rows)
-        changes = changes.sort_by("seq")
-        rows = {}
-        for name, table in self._shapes.items():
-            own = changes.filter(pc.field("relation") == table.oid)
-            if own.num_rows:
-                rows[name] = own
-        frames = {
-            name: weighted.frame(self._spark, self._readers[name].changed(own))
-            for name, own in rows.items()
-        }
-        folds = {name: self._states[name].folded(own) for name, own in rows.items() if self._states}
-        self._apply(frames, folds, batch)
-        return int(changes.num_rows)
-
-    def _write_large(self, held: DataFrame, batch: ViewBatch) -> None:
-        from pyspark.sql import functions as f
-
-        try:
-            changes = held.where(~contained(self._built))
-            whole = f.when(f.col("op").isin("truncate", "reset"), f.col("op")).otherwise("row")
-            with self._function.executing():
-                kinds = changes.groupBy("relation", "shape", whole.alias("op")).count().collect()
-            if self._needs_rebuild((each[0], each[1], each[2]) for each in kinds):
-                self._rebuild(batch)
+    def _watch(self) -> None:
+        """Rebuild views for which that was requested, and store positions, until the end."""
+        save_at = time.monotonic() + limits.VIEW_POSITION_SECONDS
+        while True:
+            with self._is_closing:
+                self._is_closing.wait_for(lambda: self._stopping, _DUE_SECONDS)
+            if self._stopping:
                 return
-            relations = {each[0] for each in kinds}
-            parts = {
-                name: (changes.where(f.col("relation") == source.table.oid), source)
-                for name, source in self._sources.items()
-                if source.table.oid in relations
-            }
-            frames = {name: weighted.spread(*part) for name, part in parts.items()}
-            folds = {
-                name: self._states[name].folded_by_spark(own)
-                for name, (own, _) in parts.items()
-                if self._states
-            }
-            self._apply(frames, folds, batch)
-        finally:
-            held.unpersist()
+            try:
+                self._start_due()
+            except HeadwaterError as error:
+                log.debug("Requested rebuilds could not be read: %s", error)
+            if time.monotonic() >= save_at:
+                save_at = time.monotonic() + limits.VIEW_POSITION_SECONDS
+                for worker in self._workers:
+                    worker.save_position()
 
-    def _needs_rebuild(self, kinds: Iterable[tuple[int, int, str]]) -> bool:
-        """Whether the batch has more than changes of rows: the view must be rebuilt."""
-        known = {(table.oid, table.id) for table in self._shapes.values()}
-        return any(
-            op in ("truncate", "reset") or (relation, shape) not in known
-            for relation, shape, op in kinds
+    def _start_due(self) -> None:
+        due = due_views(self._connections)
+        for worker in self._workers:
+            if worker.name in due:
+                worker.request_build()
+
+
+class ViewWorker:
+    """The thread of one view."""
+
+    def __init__(
+        self,
+        view: MaintainedView,
+        spark: SparkSession,
+        planners: _Planners,
+        permits: _Permits,
+        target: Position,
+    ) -> None:
+        self.name = view.view.name
+        self.error: HeadwaterError | None = None
+        self._view = view
+        self._spark = spark
+        self._planners = planners
+        self._permits = permits
+        self._target = target
+        self._is_started = False
+        self._is_due = False
+        self._batch: Batch | None = None
+        self._is_working = False
+        self._stopping = False
+        self._wake = Condition()
+        self._permit: BoundedSemaphore | None = None
+        self._is_awaited = False
+        self._pause, self._retry_at = limits.PIPELINE_RESTART_SECONDS[0], 0.0
+        # Where the view last changed. Its position moves with each batch, also with one of nothing
+        # but our own progress rows: reported, it would be the next batch, without end.
+        self._reported: Position | None = None
+        self._changes = self._restarts = 0
+        self._error_at: datetime | None = None
+        self._tag = f"headwater-view-{self.name}"
+        self._thread = Thread(target=self._run, name=f"headwater-{self._tag}", daemon=True)
+
+    # -------------------------------------------------------------------- for the sink
+
+    @property
+    def relations(self) -> frozenset[int]:
+        return self._view.relations
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def offer(self, batch: Batch) -> bool:
+        """Take a batch. Returns whether the view applies it now; otherwise it is not touched, or
+        catches up by itself."""
+        with self._wake:
+            self._target = batch.end
+            is_here = self._is_started and not self._is_working and not self._is_due
+            if not is_here or self.error is not None or self._view.position != batch.start:
+                self._wake.notify_all()
+                return False
+            if not self._view.touches(batch.kinds):
+                self._view.skip(batch.end)
+                return False
+            self._batch, self._is_working, self._is_awaited = batch, True, True
+            self._wake.notify_all()
+            return True
+
+    def wait(self, deadline: float) -> bool:
+        """Wait for the batch; returns whether it is done."""
+        with self._wake:
+            is_done = self._wake.wait_for(
+                lambda: not self._is_working, max(0.0, deadline - time.monotonic())
+            )
+            self._is_awaited = False
+            if not is_done and (permit := self.release()) is not None:
+                # Others may use it: the stream no longer waits for this view.
+                permit.release()
+            return is_done
+
+    def finish(self) -> None:
+        """Wait until the view is at the position of the stream, or has failed."""
+        with self._wake:
+            self._wake.wait_for(
+                lambda: (
+                    self._stopping
+                    or not self._thread.is_alive()
+                    or (self.error is not None)
+                    or (self._is_started and not self._is_working and not self._is_behind())
+                )
+            )
+
+    def request_build(self) -> None:
+        with self._wake:
+            if not self._is_working and time.monotonic() >= self._retry_at:
+                self._is_due = True
+                self._wake.notify_all()
+
+    def save_position(self) -> None:
+        with self._wake:
+            if self._is_working or not self._is_started:
+                return
+            try:
+                self._view.save_position()
+            except HeadwaterError as error:
+                log.debug("The position of view %s was not stored: %s", self.name, error)
+
+    def stop(self) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._view.building is not None:
+            with suppress(Exception):  # Spark may be gone
+                self._spark.interruptTag(self._tag)
+
+    def join(self, deadline: float) -> None:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self.save_position()
+
+    def progress(self) -> StreamProgress:
+        position, error, building = self._reported, self.error, self._view.building
+        return StreamProgress(
+            f"{VIEW_PREFIX}{self.name}",
+            self._state(),
+            _OWNER,
+            position=None if position is None else str(position),
+            changes=self._changes,
+            restarts=self._restarts,
+            error=None if error is None else str(error)[: limits.PIPELINE_ERROR_CHARS_MAX],
+            error_at=self._error_at,
+            task=None if building is None else "build",
+            task_done=None if building is None else building.done,
+            task_total=None if building is None else building.total,
+            task_seconds_left=None if building is None else building.seconds_left,
         )
 
-    def _apply(
-        self, frames: Mapping[str, DataFrame], folds: Mapping[str, JoinState], batch: ViewBatch
-    ) -> None:
-        if not frames:
-            self._skip(batch)
+    def _state(self) -> str:
+        if self.error is not None:
+            return "waiting" if self.error.retryable else "failed"
+        if self._stopping:
+            return "stopped"
+        return "running" if self._is_started else "starting"
+
+    # -------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        # A scheduler pool of its own: no view waits for the Spark jobs of another one.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._tag)
+        self._spark.addTag(self._tag)
+        while self._wait_for_work():
+            batch = self._batch
+            try:
+                with self._permits.held(self, is_behind=batch is None):
+                    if not self._stopping:
+                        self._work(batch)
+                self._has_worked()
+            except Exception as error:
+                self._failed(error)
+        with self._wake:
+            self._is_working = False
+            self._wake.notify_all()
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do; False to stop."""
+        with self._wake:
+            self._batch, self._is_working = None, False
+            self._wake.notify_all()
+            while not self._stopping:
+                if self._batch is not None:
+                    return True
+                if self._has_work() and time.monotonic() >= self._retry_at:
+                    self._is_working = True
+                    return True
+                left = self._retry_at - time.monotonic()
+                self._wake.wait(left if left > 0 else None)
+            return False
+
+    def _has_work(self) -> bool:
+        if self.error is not None and not self.error.retryable and not self._is_due:
+            return False
+        return not self._is_started or self._is_due or self._is_behind()
+
+    def _is_behind(self) -> bool:
+        position = self._view.position
+        return position is None or not position.covers(self._target)
+
+    def _work(self, batch: Batch | None) -> None:
+        if batch is not None:
+            with self._planners.one() as planner:
+                self._view.advance(batch.end, planner, batch.shared)
+            self._changes += sum(k.count for k in batch.kinds if k.relation in self.relations)
+        elif not self._is_started or self._is_due:
+            self._view.start()
+            self._is_started, self._is_due = True, False
+        else:
+            with self._planners.one() as planner:
+                self._view.advance(self._target, planner)
+            if not self._view.has_changed:
+                return
+        self._reported = self._view.position
+
+    def _has_worked(self) -> None:
+        if self.error is not None:
+            self._view.note_error(None)
+        self.error, self._error_at = None, None
+        if not self._is_behind():
+            self._pause = limits.PIPELINE_RESTART_SECONDS[0]
+
+    def _failed(self, error: Exception) -> None:
+        if self._stopping:
+            log.debug("View %s stopped: %s", self.name, error)
             return
-        result = self._tables.result
-        changes = [self._function.aggregated(each, result) for each in self._terms(frames, folds)]
-        self._state = self._store.apply(self._tables, self._state, changes, batch)
-        failpoint("applied")
-        self._states |= folds
+        found = error if isinstance(error, HeadwaterError) else _explained(self.name, error)
+        log.warning("View %s failed: %s", self.name, found, exc_info=found is not error)
+        self._view.note_error(found)
+        with self._wake:
+            self.error, self._error_at = found, datetime.now(UTC)
+            self._restarts += 1
+            self._is_due = False
+            self._retry_at = time.monotonic() + self._pause
+            self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
+            # What the view has is read from the database.
+            self._is_started = False
 
-    def _skip(self, batch: ViewBatch) -> None:
-        """Skip a batch without changes for this view. The first one is saved all the same, which
-        ties the view to this checkpoint."""
-        if self._state.query_id is None:
-            self._state = self._store.apply(self._tables, self._state, (), batch)
+    # -------------------------------------------------------------------- its permit
 
-    def _terms(
-        self, frames: Mapping[str, DataFrame], folds: Mapping[str, JoinState]
-    ) -> Iterator[dict[str, DataFrame]]:
-        """The arguments of the calls of the function. For each changed table: its changes, with the
-        tables before it in their old state and the tables after it in their new state. Together
-        they are the effect of the batch: f(A1, B1) - f(A0, B0) = f(dA, B1) + f(A0, dB)."""
-        names = self._view.parameters
-        for at, name in enumerate(names):
-            if name not in frames:
-                continue
-            before = {each: self._states[each].frame() for each in names[:at]}
-            after = {each: folds.get(each, self._states[each]).frame() for each in names[at + 1 :]}
-            yield {**before, name: frames[name], **after}
+    def hold(self, permit: BoundedSemaphore) -> None:
+        """Take a permit. One to work with the stream is given back at once where the stream no
+        longer waits."""
+        with self._wake:
+            self._permit = permit
+            is_late = self._batch is not None and not self._is_awaited
+        if is_late and (late := self.release()) is not None:
+            late.release()
+
+    def release(self) -> BoundedSemaphore | None:
+        """Take its permit away, if it has one."""
+        with self._wake:
+            permit, self._permit = self._permit, None
+            return permit
+
+
+_OWNER = owner_name()
+
+
+def _explained(view: str, error: Exception) -> HeadwaterError:
+    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return PipelineError(
+        f"view {view}: {text}",
+        hint="Spark's log has the details; headwater status prints the path of that file.",
+        retryable=True,
+    )
+
+
+class _Permits:
+    """How many views work at the same time: those that the stream waits for, and the others."""
+
+    def __init__(self) -> None:
+        self._together = BoundedSemaphore(limits.VIEWS_AT_ONCE)
+        self._behind = BoundedSemaphore(limits.VIEWS_BEHIND_AT_ONCE)
 
     @contextmanager
-    def _saving_errors(self) -> Iterator[None]:
-        """Save errors with the view. A value that Spark cannot hold is an error of the view only if
-        its function uses the column."""
+    def held(self, worker: ViewWorker, *, is_behind: bool) -> Iterator[None]:
+        permit = self._behind if is_behind else self._together
+        permit.acquire()
+        worker.hold(permit)
         try:
             yield
-        except InvalidQuery as error:
-            found = PipelineError(
-                f"view {self._view.name}: {error}",
-                hint="Keep such values out of the column, or leave the column out of the view.",
-            )
-            self._note(found)
-            raise found from error
-        except HeadwaterError as error:
-            self._note(error)
-            raise
+        finally:
+            if (still := worker.release()) is not None:
+                still.release()
 
-    def _note(self, error: HeadwaterError | None) -> None:
-        """Save the error for `headwater view list`; skipped if the database cannot be reached."""
+
+class _Planners:
+    """Planners of the log, one for each thread that needs one at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._free: list[Planner] = []
+        self._lock = Lock()
+        self._is_closed = False
+
+    @contextmanager
+    def one(self) -> Iterator[Planner]:
+        with self._lock:
+            planner = self._free.pop() if self._free else Planner(self._url)
         try:
-            self._store.fail(error)
-        except HeadwaterError as other:
-            log.debug("The state of view %s could not be written: %s", self._view.name, other)
+            yield planner
+        finally:
+            with self._lock:
+                if not self._is_closed:
+                    self._free.append(planner)
+                    planner = None  # type: ignore[assignment]
+            if planner is not None:
+                planner.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            free, self._free = self._free, []
+        for planner in free:
+            planner.close()

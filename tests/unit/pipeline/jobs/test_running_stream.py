@@ -32,7 +32,7 @@ class Reports:
             {
                 "timestamp": f"2026-01-01T10:{second // 60:02}:{second % 60:02}.000Z",
                 "batchId": batch,
-                "numInputRows": rows or 0,
+                "numInputRows": 1,
                 "durationMs": {"triggerExecution": 100, **done},
                 "sources": [],
             }
@@ -49,6 +49,7 @@ def test_every_batch_counts_whenever_it_is_looked_at(seed: int, tmp_path: Path) 
             case "batch":
                 rows = chance.randint(1, 9)
                 reports.add(batch, rows)
+                stream._taken[batch] = rows
                 batch, total = batch + 1, total + rows
             case "idle":
                 reports.add(batch, None)

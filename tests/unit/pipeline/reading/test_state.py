@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 
+import msgspec
 import pytest
 
 from headwater.errors import ResyncRequired
@@ -114,9 +115,20 @@ def test_a_plan_without_a_schema_change_is_preferred() -> None:
 
 def test_nothing_is_undone_past_a_schema_change_or_the_beginning() -> None:
     found = plan(SNAPSHOTS[1], [ChangeSummary(False, "row", 1, 5, 9)])
-    assert not check_shape(found, 1).obstacle
-    assert "altered" in check_shape(found, 2).obstacle
-    assert "not captured yet" in check_shape(found, None).obstacle
+    assert not check_shape(found, 1, DAY).obstacle
+    assert "altered" in check_shape(found, 2, DAY).obstacle
+    assert "not captured yet" in check_shape(found, None, DAY).obstacle
+
+
+def test_a_snapshot_knows_since_when_its_table_has_been_as_it_is() -> None:
+    position = SNAPSHOTS[1].position
+    altered = msgspec.structs.replace(SNAPSHOTS[1], altered_in=position.xmin - 5)
+    found = plan(altered, [ChangeSummary(False, "row", 1, 5, 9)])
+    after = Position(position.log, position.xmin - 4, position.xmin - 4)
+    before = Position(position.log, position.xmin - 5, position.xmin - 5)
+    assert not check_shape(found, 2, after).obstacle
+    assert "altered" in check_shape(found, 2, before).obstacle
+    assert "not captured yet" in check_shape(found, None, after).obstacle
 
 
 def table(id_: int, *columns: str, key: tuple[str, ...] = ("id",)) -> Table:

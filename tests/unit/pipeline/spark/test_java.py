@@ -108,6 +108,6 @@ def test_a_class_archive_is_used_when_it_exists(
         archive = Archive.of(tmp_path, found)
         assert class_archive.options(tmp_path, found) == ()
         archive.path.parent.mkdir(exist_ok=True)
-        archive.path.write_bytes(b"")
+        archive.path.write_bytes(b"classes")
         assert class_archive.options(tmp_path, found)[0] == f"-XX:{kind}={archive.path}"
     assert class_archive.options(tmp_path, java.Java(tmp_path / "gone", 21, False)) == ()

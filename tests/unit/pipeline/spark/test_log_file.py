@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 
+from headwater.pipeline.jobs.spark_errors import explain
 from headwater.pipeline.spark import log_file
 
 
 def printed(path: Path, *chunks: str) -> None:
     """A program prints these, and ends."""
-    output = log_file.start(path)
+    pipe = log_file.LogPipe()
     try:
-        for chunk in chunks:
-            subprocess.run(["printf", "%s", chunk], stdout=output, stderr=output, check=True)
+        for number, chunk in enumerate(chunks):
+            out = pipe.descriptor
+            subprocess.run(["printf", "%s", chunk], stdout=out, stderr=out, check=True)
+            if number == 0:  # the file may be chosen later than the program starts
+                pipe.write_to(path)
     finally:
-        os.close(output)
-    for thread in threading.enumerate():
-        if thread.name == "spark log":
-            thread.join(10)
+        pipe.close()
+    pipe.join()
 
 
 def test_the_output_of_a_program_is_in_the_file(tmp_path: Path) -> None:
@@ -55,3 +55,24 @@ def test_a_disk_without_room_does_not_hold_up_the_program(tmp_path: Path) -> Non
 
 def test_a_lake_under_a_url_has_its_file_on_this_machine(tmp_path: Path) -> None:
     assert log_file.of_lake("s3://bucket/lake", tmp_path) == tmp_path / "_spark.log"
+
+
+def test_an_error_is_in_the_log_with_its_causes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = (
+        "An exception was thrown from the Python worker.\n'Traceback (most recent call last):\n"
+        '  File "a.py", line 1, in f\nValueError: no such region\n'
+    )
+    failed = RuntimeError(worker)
+    failed.__cause__ = OSError("the file is not there")
+    monkeypatch.setattr(log_file, "_current", None)
+    assert "headwater status" in str(explain(failed, "events").hint)
+    path = tmp_path / "spark.log"
+    log_file.use(path)
+    shown = explain(failed, "events")
+    assert str(shown) == "stream events of the pipeline failed: ValueError: no such region"
+    assert shown.hint == f"The whole error is in {path}."
+    written = path.read_text()
+    assert "OSError: the file is not there" in written
+    assert worker in written

@@ -24,8 +24,8 @@ from headwater import Headwater
 from headwater.errors import ConfigError
 from headwater.pipeline.views.aggregates import FIELDS, rows_field
 from headwater.pipeline.views.definitions import define
-from headwater.pipeline.views.groups import GroupDeltas, texts
 from headwater.pipeline.views.results import Aggregate, ResultField, read_result
+from headwater.pipeline.views.storage.groups import GroupDeltas, texts
 
 
 def struct(kind: str, value: DataType, call: int = 0) -> StructType:

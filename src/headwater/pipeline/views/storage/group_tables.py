@@ -14,23 +14,21 @@ empty changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import psycopg
 from psycopg import sql
 
 from headwater.errors import PipelineError
-from headwater.pipeline.views.definitions import ROW_ID, StreamingView
-from headwater.pipeline.views.groups import GROUPS_AT_ONCE, GroupDeltas
-from headwater.pipeline.views.results import Aggregate, ViewResult
-
-Database = psycopg.Connection[tuple[Any, ...]]
+from headwater.pipeline.views.definitions import StreamingView
+from headwater.pipeline.views.results import Aggregate, Result, ViewResult
+from headwater.pipeline.views.storage.groups import GROUPS_AT_ONCE, GroupDeltas
+from headwater.pipeline.views.storage.shown import UNSCALED, Database, ShownTable, upsert
+from headwater.pipeline.views.storage.staging import Staging, counted, rows_of
 
 _LONG = ("text", "bytea")
 """Values of these types may be too long for an index; a digest identifies them."""
 
 
-class ViewTables:
+class GroupTables:
     """The tables of one generation of a view, and the statements over them."""
 
     def __init__(
@@ -38,12 +36,11 @@ class ViewTables:
     ) -> None:
         self.generation = generation
         self.result = result
-        self._shown = sql.Identifier(view.schema, view.table)
+        self._shown = ShownTable(view, result)
         self._view = view
-        self._label = sql.Identifier(view.schema, view.table).as_string(None)
         self._prefix = f"view_{number}_{generation}"
         self._groups = sql.Identifier("headwater", f"{self._prefix}_groups")
-        self._add_groups = self._adding()
+        self._add_groups = self._adding(self._given())
         self._refresh = self._showing(some=True)
         self._less_than_none = self._negative()
 
@@ -86,6 +83,8 @@ class ViewTables:
     def drop(self, database: Database) -> None:
         for table in (self._groups, *(self._values(at) for at, _ in self._with_values())):
             database.execute(sql.SQL("drop table if exists {}").format(table))
+        for statement in self.staging().drop():
+            database.execute(statement)
 
     # -------------------------------------------------------------------- adding
 
@@ -97,50 +96,113 @@ class ViewTables:
         for at, each in self._with_values():
             ids, values, weights = part.values[at]
             if ids:
-                database.execute(
-                    self._adding_values(at, each), {"ids": ids, "values": values, "n": weights}
+                given = sql.SQL(
+                    f"unnest(%(ids)s::text[]::uuid[], %(values)s::text[]::{each.input}[],"
+                    " %(n)s::int[])"
                 )
-                database.execute(self._removing_values(at), {"ids": list(set(ids))})
+                database.execute(
+                    self._adding_values(at, each, given),
+                    {"ids": ids, "values": values, "n": weights},
+                )
+                database.execute(self._removing_values(at, _GIVEN), {"ids": list(set(ids))})
 
-    def _adding(self) -> sql.Composed:
+    def add_staged(self, database: Database, runs: Sequence[str]) -> None:
+        """The same for what tasks have written to `staging`."""
+        given, staging = counted(runs), self.staging()
+        groups, *values = staging.tables
+        database.execute(self._adding(self._staged(groups)), given)
+        for (at, each), table in zip(self._with_values(), values, strict=True):
+            rows = sql.SQL(
+                f"(select s.id::uuid as id, s.value::{each.input} as value, s.n from {{}} s)"
+            ).format(rows_of(table))
+            database.execute(self._adding_values(at, each, rows), given)
+            ids = sql.SQL("(select s.id::uuid from {} s)").format(rows_of(table))
+            database.execute(self._removing_values(at, ids), given)
+
+    def staged_ids(self, database: Database, runs: Sequence[str]) -> Iterator[list[str]]:
+        """The groups that staged rows belong to, some at a time."""
+        (table, *_) = self.staging().tables
+        query = sql.SQL("select distinct s.id from {} s").format(rows_of(table))
+        with database.cursor("headwater_ids") as cursor:
+            cursor.execute(query, counted(runs))
+            while rows := cursor.fetchmany(GROUPS_AT_ONCE):
+                yield [id for (id,) in rows]
+
+    def staging(self) -> Staging:
+        """Tables for what tasks add to this generation."""
+        columns = [("id", "text"), ("rows", "bigint")]
+        columns += ((f"k{at}", "text") for at in range(len(self.result.key)))
+        for at, each in enumerate(self.result.aggregates):
+            columns += (
+                (f"a{at}_{part}", "bigint" if part == "total" else "text")
+                for part in each.needs[1:]
+                if part != "values"
+            )
+        values = (("id", "text"), ("value", "text"), ("n", "bigint"))
+        tables = {f"{self._prefix}_stage": tuple(columns)}
+        tables |= {f"{self._prefix}_stage{at}": values for at, _ in self._with_values()}
+        return Staging(tables)
+
+    def _adding(self, rows: sql.Composable) -> sql.Composed:
         """The statement that adds to groups."""
-        given: list[tuple[str, str, str]] = [
-            (f"k{at}", f"text[]::{field.type}[]", f"k{at}")
-            for at, field in enumerate(self.result.key)
-        ]
         columns, chosen, sums = (
             ["id", "rows"],
             ["d.id", "d.rows"],
             ["rows = g.rows + excluded.rows"],
         )
-        for name, _, _ in given:
-            columns.append(name)
-            chosen.append(f"d.{name}")
+        for at in range(len(self.result.key)):
+            columns.append(f"k{at}")
+            chosen.append(f"d.k{at}")
         for at, each in enumerate(self.result.aggregates):
             if each.has_values:
                 continue
-            given.append((f"a{at}_total", "bigint[]", ""))
             columns.append(f"a{at}_total")
-            chosen.append(f"d.a{at}_total")
+            chosen.append(f"coalesce(d.a{at}_total, 0)")
             sums.append(f"a{at}_total = g.a{at}_total + excluded.a{at}_total")
             if each.kind != "count":
-                given += (
-                    (f"a{at}_{sign}", "text[]::numeric[]", "") for sign in ("added", "removed")
-                )
                 columns.append(f"a{at}_sum")
                 chosen.append(f"coalesce(d.a{at}_added, 0) - coalesce(d.a{at}_removed, 0)")
                 sums.append(f"a{at}_sum = g.a{at}_sum + excluded.a{at}_sum")
-        arrays = "".join(f", %({name})s::{kind}" for name, kind, _ in given)
-        names = "".join(f", {name}" for name, _, _ in given)
-
         return sql.SQL(
-            f"insert into {{}} as g ({', '.join(columns)}) select {', '.join(chosen)}"
-            f" from unnest(%(ids)s::text[]::uuid[], %(rows)s::bigint[]{arrays})"
-            f" d (id, rows{names})"
-            f" on conflict (id) do update set {', '.join(sums)}"
-        ).format(self._groups)
+            f"insert into {{groups}} as g ({', '.join(columns)}) select {', '.join(chosen)}"
+            f" from {{rows}} on conflict (id) do update set {', '.join(sums)}"
+        ).format(groups=self._groups, rows=rows)
 
-    def _adding_values(self, at: int, each: Aggregate) -> sql.Composed:
+    def _fields(self) -> Iterator[tuple[str, str]]:
+        """The columns of what is added to groups, and their types."""
+        yield from ((f"k{at}", field.type) for at, field in enumerate(self.result.key))
+        for at, each in enumerate(self.result.aggregates):
+            if not each.has_values:
+                yield f"a{at}_total", "bigint"
+                if each.kind != "count":
+                    yield from ((f"a{at}_{sign}", "numeric") for sign in ("added", "removed"))
+
+    def _given(self) -> sql.SQL:
+        """What is added, as arrays."""
+        arrays = [
+            f", %({name})s::{'bigint[]' if kind == 'bigint' and name[0] == 'a' else _texts(kind)}"
+            for name, kind in self._fields()
+        ]
+        names = "".join(f", {name}" for name, _ in self._fields())
+        return sql.SQL(
+            f"unnest(%(ids)s::text[]::uuid[], %(rows)s::bigint[]{''.join(arrays)}) d"
+            f" (id, rows{names})"
+        )
+
+    def _staged(self, table: str) -> sql.Composed:
+        """What is added, as staged by tasks: a group may have several rows."""
+        made = [
+            f", {'min' if name[0] == 'k' else 'sum'}(s.{name}"
+            f"{f'::{kind}' if name[0] == 'a' else ''}){f'::{kind}' if name[0] == 'k' else ''}"
+            f" as {name}"
+            for name, kind in self._fields()
+        ]
+        return sql.SQL(
+            f"(select s.id::uuid as id, sum(s.rows)::bigint as rows{''.join(made)}"
+            " from {} s group by s.id) d"
+        ).format(rows_of(table))
+
+    def _adding_values(self, at: int, each: Aggregate, rows: sql.Composable) -> sql.Composed:
         """The statement that adds to the values of groups, and counts new distinct values."""
         digest = {"text": "sha256(convert_to(d.value, 'UTF8')), ", "bytea": "sha256(d.value), "}
         digest_column = digest.get(each.input, "")
@@ -155,23 +217,21 @@ class ViewTables:
         return sql.SQL(
             f"with added as (insert into {{values}} as v (id, {columns}value, n)"
             f" select d.id, {digest_column}d.value, sum(d.n)"
-            f" from unnest(%(ids)s::text[]::uuid[], %(values)s::text[]::{each.input}[],"
-            " %(n)s::int[]) d (id, value, n) group by d.id, d.value having sum(d.n) <> 0"
+            " from {rows} d (id, value, n) group by d.id, d.value having sum(d.n) <> 0"
             f" on conflict ({target}) do update set n = v.n + excluded.n"
             " returning v.id, v.xmax = 0 as is_new)"
-            f"{count or ' select 1'}"
-        ).format(values=self._values(at), groups=self._groups)
+            f"{count or ' select 1 where false'}"
+        ).format(values=self._values(at), groups=self._groups, rows=rows)
 
-    def _removing_values(self, at: int) -> sql.Composed:
-        counted = self.result.aggregates[at].kind == "count_distinct"
-        delete = "delete from {values} where n <= 0 and n = 0 and id = any(%(ids)s::text[]::uuid[])"
-        if not counted:
-            return sql.SQL(delete).format(values=self._values(at))
+    def _removing_values(self, at: int, ids: sql.Composable) -> sql.Composed:
+        delete = "delete from {values} where n <= 0 and n = 0 and id = any({ids})"
+        if self.result.aggregates[at].kind != "count_distinct":
+            return sql.SQL(delete).format(values=self._values(at), ids=ids)
         return sql.SQL(
             f"with gone as ({delete} returning id)"
             f" update {{groups}} g set a{at}_total = g.a{at}_total - a.n"
             " from (select id, count(*) as n from gone group by id) a where g.id = a.id"
-        ).format(values=self._values(at), groups=self._groups)
+        ).format(values=self._values(at), groups=self._groups, ids=ids)
 
     # -------------------------------------------------------------------- showing
 
@@ -199,33 +259,21 @@ class ViewTables:
         return sql.SQL(" union all ").join(parts) + sql.SQL(" limit 1")
 
     def _showing(self, *, some: bool) -> tuple[sql.Composed, ...]:
-        names = [sql.Identifier(name) for name, _ in self.result.columns]
         shown = [_key(at) for at in range(len(self.result.key))]
         final = [self._final(at, each) for at, each in enumerate(self.result.aggregates)]
-        listed = sql.SQL(", ").join
+        values = sql.SQL(", ").join(
+            [sql.SQL("g.id"), *(sql.SQL("g.{}").format(each) for each in shown), *final]
+        )
         only = sql.SQL(" and g.id = any(%(ids)s::text[]::uuid[])" if some else "")
         among = sql.SQL("v.row_id = any(%(ids)s::text[]::uuid[]) and" if some else "")
         gone = sql.SQL(
             "delete from {shown} v where {among} not exists"
             " (select from {groups} g where g.id = v.row_id and g.rows > 0)"
-        ).format(shown=self._shown, groups=self._groups, among=among)
-        write = sql.SQL(
-            "insert into {shown} as v ({id}, {names})"
-            " select g.id, {values} from {groups} g where g.rows > 0{only}"
-            " on conflict ({id}) do update set ({values_of}) = row({news})"
-            " where ({olds}) is distinct from ({news})"
-        ).format(
-            shown=self._shown,
-            groups=self._groups,
-            id=sql.Identifier(ROW_ID),
-            names=listed(names),
-            values=listed([sql.SQL("g.{}").format(each) for each in shown] + final),
-            only=only,
-            # Also the key: after a rebuild, the same digest may stand for another name or type.
-            values_of=listed(names),
-            news=listed([sql.SQL("excluded.{}").format(name) for name in names]),
-            olds=listed([sql.SQL("v.{}").format(name) for name in names]),
+        ).format(shown=self._shown.name, groups=self._groups, among=among)
+        rows = sql.SQL("select {values} from {groups} g where g.rows > 0{only}").format(
+            values=values, groups=self._groups, only=only
         )
+        write = upsert(self._shown, [name for name, _ in self.result.columns], rows)
         empty = sql.SQL("delete from {groups} g where g.rows = 0{only}").format(
             groups=self._groups, only=only
         )
@@ -235,7 +283,7 @@ class ViewTables:
         """The final value of an aggregate, of a group g."""
         total, added = f"g.a{at}_total", f"g.a{at}_sum"
         values = "from {values} v where v.id = g.id"
-        if each.scale == _UNSCALED:
+        if each.scale == UNSCALED:
             added = f"trim_scale({added})"
         match each.kind:
             case "count" | "count_distinct":
@@ -243,7 +291,7 @@ class ViewTables:
             case "min" | "max":
                 order = "desc" if each.kind == "max" else "asc"
                 text = f"(select v.value {values} order by v.value {order} limit 1)"
-                if each.scale == _UNSCALED:
+                if each.scale == UNSCALED:
                     text = f"trim_scale({text})"
             case "sum" if each.has_values:
                 text = f"(select sum(v.value::double precision * v.n order by v.value) {values})"
@@ -258,67 +306,18 @@ class ViewTables:
                 text = f"case when {total} > 0 then {added} / {total} end"
         return sql.SQL(f"({text})::{each.type}").format(values=self._values(at))
 
-    def show(self, database: Database, relation: int | None, before: ViewResult | None) -> int:
+    def show(self, database: Database, relation: int | None, before: Result | None) -> int:
         """Write this generation to the table that users read; returns its oid. Only differences are
         written."""
-        if relation is None or not _exists(database, relation):
-            self._create_shown(database)
-        elif before is not None and before.columns != self.result.columns:
-            self._alter_shown(database, before)
-        for statement in self._showing(some=False):
-            database.execute(statement)
-        row = database.execute("select %s::regclass::oid::bigint", (self._label,)).fetchone()
-        assert row is not None
-        return int(row[0])
-
-    def _create_shown(self, database: Database) -> None:
-        columns = [
-            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind))
-            for name, kind in self.result.columns
-        ]
-        database.execute(
-            sql.SQL("create table {} ({} uuid primary key, {})").format(
-                self._shown, sql.Identifier(ROW_ID), sql.SQL(", ").join(columns)
-            )
-        )
-        self._index(database)
-        database.execute("select headwater.enable_reactivity(%s)", (self._label,))
-
-    def _index(self, database: Database) -> None:
-        keys = [sql.Identifier(field.name) for field in self.result.key]
-        statement = sql.SQL("create index on {} ({})").format(self._shown, sql.SQL(", ").join(keys))
-        database.execute(statement)
-
-    def _alter_shown(self, database: Database, before: ViewResult) -> None:
-        """Give the table the columns of this generation. Dropping a column drops its index."""
-        old, new = dict(before.columns), dict(self.result.columns)
-        steps = [
-            sql.SQL("drop column {}").format(sql.Identifier(name))
-            for name, kind in old.items()
-            if new.get(name) != kind
-        ]
-        steps += (
-            sql.SQL("add column {} {}").format(sql.Identifier(name), sql.SQL(kind))
-            for name, kind in new.items()
-            if old.get(name) != kind
-        )
-        if steps:
-            database.execute(
-                sql.SQL("alter table {} {}").format(self._shown, sql.SQL(", ").join(steps))
-            )
-        if before.key != self.result.key:
-            self._index(database)
-        database.execute("select headwater.enable_reactivity(%s)", (self._label,))
+        return self._shown.show(database, relation, before, self._showing(some=False))
 
 
-_UNSCALED = 18
-"""The scale with which a numeric without scale is read: zeros at its end are removed."""
+_GIVEN = sql.SQL("%(ids)s::text[]::uuid[]")
+
+
+def _texts(kind: str) -> str:
+    return f"text[]::{kind}[]"
 
 
 def _key(at: int) -> sql.Composable:
     return sql.SQL(f"k{at}")
-
-
-def _exists(database: Database, relation: int) -> bool:
-    found = database.execute("select from pg_class where oid = %s", (relation,))
-    return found.fetchone() is not None

@@ -1,0 +1,200 @@
+"""Keeps the typed tables up to date while the events stream runs: a step of a `JobThread`.
+
+The events sink reports which tables each batch changed. After a start, the tables with changes
+since their last commit are found by one query. A table that fails, or needs a snapshot first, does
+not affect the others, and is tried again in the next round.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater import limits
+from headwater.errors import HeadwaterError, PipelineError
+from headwater.model import Position, Table
+from headwater.pipeline.lake import delta, maintenance, shapes, snapshots
+from headwater.pipeline.lake.snapshots import TableSnapshot
+from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.tables import requests
+from headwater.pipeline.tables.catalog import Catalog
+from headwater.pipeline.tables.choice import Choice, present_tables
+from headwater.pipeline.tables.layout import CURRENT, HISTORY, Progress, folder
+from headwater.pipeline.tables.requests import TableRequest
+from headwater.pipeline.tables.typed_table import TypedTable
+
+if TYPE_CHECKING:
+    from headwater.pipeline.job_thread import JobThread
+
+log = logging.getLogger(__name__)
+
+_RENEWED_AFTER = timedelta(hours=20)
+"""A table without changes for this long gets a commit with the present position."""
+
+NAME = "tables"
+"""Its name in the pipeline's progress."""
+
+
+class TablesJob:
+    """Merges what is due, at most once in `seconds`."""
+
+    def __init__(self, lake: Lake, choice: Choice, *, once: bool = False) -> None:
+        self._lake = lake
+        self._choice = choice
+        self._seconds = 0.0 if once else choice.seconds
+        self._catalog = None if choice.catalog is None else Catalog(choice.catalog)
+        self._due: set[int] | None = None
+        self._noted: set[int] = set()
+        self._next_at = time.monotonic() + self._seconds
+        self._examine_at = 0.0
+        self._tables: dict[int, Table] = {}
+        self._requests: dict[str, TableRequest] = {}
+
+    def step(self, thread: JobThread) -> None:
+        for contents in thread.contents():
+            self._noted.update(contents.column("relation").unique().to_pylist())
+        if time.monotonic() < self._next_at:
+            return
+        self._next_at = time.monotonic() + self._seconds
+        reached = self._lake.reached()
+        if reached is None:
+            return
+        due, self._noted = self._noted | self._left(reached), set()
+        self._due = set()
+        for relation in self._chosen(due):
+            self._due.add(relation)  # until it succeeds
+            thread.attempt(lambda: self._advance(thread, relation, reached))  # noqa: B023
+        thread.report(position=str(reached))
+
+    def _chosen(self, due: Collection[int]) -> list[int]:
+        if not self._tables.keys() >= set(due):
+            self._tables = present_tables(shapes.load(self._lake.shapes_path))
+        return [r for r in sorted(due) if r in self._tables and self._wants(self._tables[r])]
+
+    def _wants(self, table: Table) -> bool:
+        return self._choice.includes(table)
+
+    def _left(self, reached: Position) -> set[int]:
+        """Tables of the round before that are not up to date; after a start, and once a day, of the
+        whole lake."""
+        if self._due is not None and time.monotonic() < self._examine_at:
+            return self._due | self._requested()
+        self._examine_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
+        self._requests = requests.stored(self._lake.root)
+        self._tables = present_tables(shapes.load(self._lake.shapes_path))
+        wanted = [table for table in self._tables.values() if self._wants(table)]
+        for table in wanted:
+            for which in (HISTORY, CURRENT):
+                maintenance.clean_stage(f"{self._lake.root}/{folder(table)}/{which}")
+        return (self._due or set()) | set(self._behind(wanted, reached))
+
+    def _requested(self) -> set[int]:
+        """Tables for which there is another request than in the round before."""
+        before, self._requests = self._requests, requests.stored(self._lake.root)
+        other = {name for name, each in self._requests.items() if before.get(name) != each}
+        return {table.oid for table in self._tables.values() if folder(table) in other}
+
+    def _advance(self, thread: JobThread, relation: int, reached: Position) -> None:
+        table = shapes.load(self._lake.shapes_path, relation)[-1].table
+        self._tables[relation] = table
+        request = requests.load(self._lake.root, table)
+        assert self._due is not None
+        if request.paused:
+            return  # and looked at in the next round
+        try:
+            found = TypedTable(
+                self._lake,
+                relation,
+                self._choice.options(table),
+                fill=request.fill,
+                is_stopping=lambda: thread.is_stopping,
+            )
+            done = found.advance(reached)
+            if self._catalog is not None and done.changes:
+                self._catalog.register(
+                    self._lake.spark, f"{self._lake.root}/{folder(table)}", table
+                )
+        except Exception as error:
+            raise _of_table(table, error) from error
+        thread.count(done.changes)
+        if done.waits is None:
+            self._due.discard(relation)
+        else:
+            log.info("The typed tables of %s wait: %s", table.label, done.waits)
+
+    # -------------------------------------------------------------------- after a start
+
+    def _behind(self, tables: Collection[Table], reached: Position) -> Iterable[int]:
+        """The tables that lack changes, or whose options or requests are other ones."""
+        known = dict[int, Progress]()
+        last = {each.relation: each for each in snapshots.load(self._lake.places)}
+        for table in tables:
+            progress = self._progress(table)
+            is_same = progress is not None and progress.relation == table.oid
+            if (
+                progress is None
+                or not is_same
+                or _shape(last.get(table.oid)) not in (None, progress.shape)
+            ):
+                yield table.oid
+            else:
+                known[table.oid] = progress
+        changed = self._changed(known) if known else set()
+        for table in tables:
+            progress = known.get(table.oid)
+            if progress is None:
+                continue
+            if table.oid in changed or progress.position.log != reached.log:
+                yield table.oid
+            elif datetime.now(UTC) - progress.at > _RENEWED_AFTER:
+                self._renew(table, progress, reached)
+
+    def _renew(self, table: Table, progress: Progress, reached: Position) -> None:
+        """Commit that a table without changes is exact at the present position too. Otherwise its
+        next merge would look through all events since its last change."""
+        for which in (HISTORY, CURRENT):
+            stored = delta.open_table(f"{self._lake.root}/{folder(table)}/{which}")
+            known = None if stored is None else Progress.of(stored)
+            if stored is not None and known is not None and known.position == progress.position:
+                renewed = msgspec.structs.replace(known, position=reached, at=datetime.now(UTC))
+                delta.note(stored, {delta.OFFSET: renewed.text()})
+
+    def _progress(self, table: Table) -> Progress | None:
+        """That of both of its tables; None where they differ, or something else is due."""
+        root = f"{self._lake.root}/{folder(table)}"
+        found = [delta.open_table(f"{root}/{which}") for which in (HISTORY, CURRENT)]
+        history, current = (None if each is None else Progress.of(each) for each in found)
+        if history is None or current is None or history.position != current.position:
+            return None
+        request, options = requests.load(self._lake.root, table), self._choice.options(table)
+        is_due = history.fill != request.fill or history.options != options.fingerprint()
+        return None if is_due or request.paused else current
+
+    def _changed(self, known: dict[int, Progress]) -> set[int]:
+        """The tables with a change that may be later than their progress."""
+        from pyspark.sql import functions as f
+
+        oldest = min(each.position.xmin for each in known.values())
+        events = self._lake.events(among=f"xid >= {oldest}")
+        rows = events.filter(f"xid >= {oldest}").groupBy("relation").agg(f.max("xid").alias("xid"))
+        found = {row["relation"]: row["xid"] for row in rows.collect()}
+        return {
+            relation
+            for relation, xid in found.items()
+            if relation in known
+            and (known[relation].position.xip or not known[relation].position.contains(xid))
+        }
+
+
+def _shape(snapshot: TableSnapshot | None) -> int | None:
+    return None if snapshot is None else snapshot.shape
+
+
+def _of_table(table: Table, error: Exception) -> PipelineError:
+    hint = error.hint if isinstance(error, HeadwaterError) else None
+    return PipelineError(f"the typed tables of {table.label}: {error}", hint=hint, retryable=True)

@@ -1,0 +1,161 @@
+"""Single rows of the past without Spark, against copies that PostgreSQL made at the time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater import limits
+from headwater.errors import ResyncRequired
+from headwater.pipeline.lake.moments import Moment
+from headwater.pipeline.reading import choice, points
+from headwater.pipeline.reading.points import PointReader
+from headwater.pipeline.reading.requests import AsOfRequest, RowHistoryRequest
+from tests.support.generators.row_histories import KeyedTable, RowHistory, Truth
+from tests.support.generators.sizes import first_seed, size
+from tests.support.lake.truth import opened, take_in
+
+SEED = first_seed(1900)
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + size("points", 2, large=300)))
+def test_rows_are_as_they_were(url: str, tmp_path: Path, seed: int) -> None:
+    """Each row that is answered is the one that PostgreSQL had; the others are refused. The newest
+    changes are in the log only."""
+    with opened(url) as database, opened(url) as other:
+        history = RowHistory(seed, database, other, url, str(tmp_path / "lake"))
+        history.play(20)
+    with points.opened(str(tmp_path / "lake"), url) as reader:
+        assert reader.has_log
+        sampled = history.rng.sample(history.truths, 12)
+        checked = [check_state(reader, truth, history) for truth in sampled]
+        assert any(checked), "every moment was refused"
+        for table in history.tables:
+            quiet = [t for t in history.truths if t.quiet and t.table == table]
+            for key in {history.a_key(table) for _ in range(6)}:
+                check_history(reader, table, key, quiet)
+
+
+COMMAND = """
+import json, sys
+from headwater.commands.program import main
+
+sys.argv = ["headwater", *json.loads(sys.argv[1])]
+try:
+    main()
+finally:
+    print(*sorted({"pandas", "pyspark", "py4j"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def notes(url: str, tmp_path: Path) -> list[str]:
+    """Options of commands that read a lake with two notes."""
+    with opened(url) as database:
+        database.execute("create table notes (id int primary key, note text)")
+        database.execute("select headwater.enable_reactivity('notes')")
+        database.execute("insert into notes values (1, 'a')")
+        take_in(str(tmp_path), url)
+        database.execute("insert into notes values (2, 'b'), (3, 'c')")
+    return ["--lake", str(tmp_path), "--url", url, "--json"]
+
+
+def run(*arguments: str) -> tuple[list[dict[str, Any]], str]:
+    """What a command printed, and which large packages it imported."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr.strip()
+
+
+def test_commands_start_no_spark(notes: list[str]) -> None:
+    far = "2100-01-01"
+    second, third = {"id": 2, "note": "b"}, {"id": 3, "note": "c"}
+    assert run("asof", "notes", far, "--key", "2", *notes) == ([second], "")
+    assert run("asof", "notes", far, "--where", "id in 3, 2", *notes) == ([third, second], "")
+    versions, imported = run("history", "notes", "2", *notes)
+    assert ([version["row"] for version in versions], imported) == ([second], "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "engine", "reason", "reads"),
+    [
+        (["history", "notes", "2"], "datafusion", "single rows", ["events"]),
+        (["asof", "notes", "2100-01-01", "--key", "2"], "datafusion", "single rows", ["events"]),
+        (["asof", "notes", "2100-01-01", "--where", "id = 2"], "datafusion", "single", ["events"]),
+        (["asof", "notes", "2100-01-01"], "datafusion", "a small table", ["events"]),
+        (["asof", "notes", "2100-01-01", "--where", "id > 2"], "spark", "whole key", []),
+    ],
+)
+def test_the_choice_is_explained(
+    notes: list[str], arguments: list[str], engine: str, reason: str, reads: list[str]
+) -> None:
+    ((plan,), imported) = run(*arguments, "--explain", *notes)
+    assert (plan["engine"], [read["table"] for read in plan["reads"]]) == (engine, reads)
+    assert reason in plan["reason"]
+    assert (plan["by"], imported) == ("this command", "")
+    # The file of the lake has no change of this row: it is skipped.
+    files = 1 if reason == "a small table" else 0
+    assert [(read["files"], read["of_files"]) for read in plan["reads"]] == [
+        (files, 1) for _ in reads
+    ]
+
+
+def test_large_reads_are_left_to_spark(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LAKE_POINT_BYTES_MAX", 100)
+    monkeypatch.setattr(limits, "LAKE_SMALL_TABLE_BYTES", 100)
+    far = datetime(2100, 1, 1, tzinfo=UTC)
+    with points.opened(notes[1], notes[3]) as reader:
+        for request in (
+            RowHistoryRequest("notes", ("1",)),
+            AsOfRequest("notes", far, key=("1",)),
+            AsOfRequest("notes", far),
+        ):
+            chosen = choice.plan(reader, request)
+            assert (chosen.engine, chosen.log) == ("spark", True)
+            assert "more than the 0 KiB" in chosen.reason
+
+
+def check_state(reader: PointReader, truth: Truth, history: RowHistory) -> bool:
+    """Whether the moment is answered, and not refused."""
+    table, known = truth.table, list(truth.rows)
+    keys = [*history.rng.sample(known, min(1, len(known))), history.a_key(table)]
+    moments: list[Moment] = [truth.position, *([truth.at] if truth.quiet else [])]
+    for when in moments:
+        for key in keys:
+            try:
+                found = reader.as_of(table.name, when, [key]).rows
+            except ResyncRequired:
+                return False
+            assert found == [truth.rows[k] for k in known if k == key], (table, when, key)
+    return True
+
+
+def check_history(
+    reader: PointReader, table: KeyedTable, key: tuple[Any, ...], truths: list[Truth]
+) -> None:
+    """At each moment, the version that was valid has the row."""
+    versions = reader.history(table.name, key).rows
+    for truth in truths:
+        valid = [
+            version["row"]
+            for version in versions
+            if (version["valid_from"] is None or version["valid_from"] <= truth.at)
+            and (version["valid_to"] is None or truth.at < version["valid_to"])
+            and version["row"] is not None
+        ]
+        expected = truth.rows.get(key)
+        found = [{name: row[name] for name in expected or ()} for row in valid]
+        assert found == ([] if expected is None else [expected]), (table, key, truth.at)

@@ -1,0 +1,376 @@
+"""Typed tables: equal to PostgreSQL, now and at any recorded position, after random histories.
+
+PostgreSQL judges: what it had is recorded, and compared with what DuckDB and Polars read from the
+files of the lake.
+"""
+
+from __future__ import annotations
+
+import hmac
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from headwater import limits
+from headwater.errors import ConfigError
+from headwater.pipeline.job_thread import JobThread
+from headwater.pipeline.jobs.resnapshot import resnapshot
+from headwater.pipeline.lake import shapes
+from headwater.pipeline.lake.gaps import LakeGap
+from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.tables import job, requests, writes
+from headwater.pipeline.tables.catalog import Catalog
+from headwater.pipeline.tables.choice import Choice
+from headwater.pipeline.tables.job import TablesJob
+from headwater.pipeline.tables.layout import Progress
+from headwater.pipeline.tables.listing import typed_tables
+from headwater.pipeline.tables.options import TableOptions
+from headwater.pipeline.tables.typed_table import TypedTable
+from headwater.settings.tables import TableEntry
+from tests.support.generators import typed as generator
+from tests.support.generators.sizes import first_seed, size
+from tests.support.lake import typed
+from tests.support.lake.processes import headwater
+from tests.support.lake.tables import execute, make_orders, run_once
+from tests.support.lake.truth import Database, fill, lake_at, opened
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+pytestmark = pytest.mark.timeout(3600)
+
+HISTORIES = size("typed_tables", 1, large=60)
+TURNS = size("typed_turns", 12, large=30)
+
+POINTS = [f"{when}_{what}" for what in ("history", "current") for when in
+          ("merging", "rewriting", "committed")]  # fmt: skip
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process."""
+
+
+class Story:
+    """One history, played."""
+
+    def __init__(self, url: str, lake: Lake, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.things = generator.Things(self.rng)
+        self.url, self.lake, self.monkeypatch = url, lake, monkeypatch
+        self.known: list[typed.Truth] = []
+        self.quiet: list[bool] = []
+        self.other: Database | None = None
+        self.steps: list[str] = []
+        self.relation = 0
+
+    def play(self, database: Database, turns: int) -> None:
+        for statement in (*generator.SCHEMA, self.things.create()):
+            database.execute(statement.encode())
+        for _ in range(4):
+            self.write(database)
+        database.execute("select headwater.enable_reactivity('things')")
+        self.snapshot()
+        for _ in range(turns):
+            self.turn(database)
+        self.commit_other()
+        self.write(database)
+        self.snapshot()
+        self.merge()
+        self.record(database)
+
+    def turn(self, database: Database) -> None:
+        self.write(database)
+        match self.rng.randint(0, 11):
+            case 0 | 1:
+                self.commit_other()
+                before = dict(self.things.columns)
+                if not self.run(database, self.things.alter()):
+                    self.things.columns = before
+                self.write(database)
+            case 2:
+                self.commit_other()
+                self.run(database, "truncate things")
+                self.write(database)
+            case 3:
+                self.commit_other()
+                self.run(database, "select headwater.disable_reactivity('things')")
+                self.write(database)
+                self.run(database, "select headwater.enable_reactivity('things')")
+            case 4:
+                self.snapshot()
+            case 5:
+                self.commit_other()
+                self.lose(database)
+            case 6 | 7:
+                self.merge()
+            case 8 | 9:
+                self.merge(kill=True)
+            case _:
+                self.begin_other()
+                self.merge()
+        if self.rng.random() < 0.7:
+            self.record(database)
+
+    def record(self, database: Database) -> None:
+        self.known.append(typed.truth(database, "things"))
+        # The time of a transaction that commits later may be an earlier one.
+        self.quiet.append(self.other is None)
+
+    def begin_other(self) -> None:
+        """Begin a transaction that stays open over merges. Its rows are its own."""
+        if self.other is None:
+            self.steps.append("-- another transaction begins")
+            self.other = psycopg.connect(self.url)
+            self.write_other()
+
+    def write_other(self) -> None:
+        assert self.other is not None
+        number = self.rng.randint(100, 104)
+        self.other.execute(
+            "insert into things (id, part) values (%s, 'other')"
+            " on conflict (id) do update set part = things.part || '+'",
+            [number],
+        )
+        self.other.execute("delete from things where id = %s", [number - 50])
+
+    def commit_other(self) -> None:
+        if self.other is not None:
+            self.write_other()
+            self.steps.append("-- it commits")
+            self.other.commit()
+            self.other.close()
+            self.other = None
+
+    def lose(self, database: Database) -> None:
+        """Continue at the present position, as after the log was trimmed: with a gap."""
+        self.merge()
+        self.write(database)
+        self.steps.append("-- a gap")
+        assert all(isinstance(each, LakeGap) or not each.error for each in resnapshot(
+            self.lake, self.url))  # fmt: skip
+
+    def write(self, database: Database) -> None:
+        for _ in range(self.rng.randint(1, 3)):
+            self.run(database, self.things.write())
+
+    def run(self, database: Database, statement: str) -> bool:
+        """Whether the statement succeeded: a type may refuse the values of another."""
+        try:
+            with database.transaction():
+                database.execute(statement.encode())
+        except psycopg.Error as error:
+            self.steps.append(f"-- {type(error).__name__}: {statement}")
+            return False
+        self.steps.append(statement)
+        return True
+
+    def snapshot(self) -> None:
+        self.relation = self.lake.snapshot(self.url, "things").relation
+        self.steps.append("-- snapshot")
+
+    def merge(self, *, kill: bool = False) -> None:
+        self.steps.append(f"-- merge{', killed' if kill else ''}")
+        fill(self.lake, self.url)
+        # Few changes are merged by the driver, more are written by Spark.
+        self.monkeypatch.setattr(limits, "TABLES_MERGE_CHANGES_MAX", self.rng.choice([3, 10_000]))
+        reached = self.lake.reached()
+        assert reached is not None
+        if kill:
+            self.monkeypatch.setattr(writes, "failpoint", self._killer())
+            with suppress(KilledError):
+                self.table().advance(reached)
+            self.monkeypatch.undo()
+        self.table().advance(reached)
+        again = self.table()
+        before = [each.table and each.table.version() for each in again.targets]
+        again.advance(reached)
+        assert before == [each.table and each.table.version() for each in self.table().targets]
+
+    def _killer(self) -> object:
+        point, passes = self.rng.choice(POINTS), iter(range(self.rng.randint(0, 1), -1, -1))
+
+        def failpoint(name: str) -> None:
+            if name == point and next(passes, 0) == 0:
+                raise KilledError
+
+        return failpoint
+
+    def table(self) -> TypedTable:
+        return TypedTable(self.lake, self.relation, TableOptions())
+
+    @property
+    def text(self) -> str:
+        return f"SEED={self.seed}\n" + ";\n".join(self.steps)
+
+
+def engines() -> Iterator[Literal["duckdb", "polars"]]:
+    while True:
+        yield "duckdb"
+        yield "polars"
+
+
+@pytest.mark.parametrize("number", range(HISTORIES))
+def test_a_random_history(
+    number: int, url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = lake_at(tmp_path, spark)
+    story = Story(url, lake, first_seed(20261118) + number, monkeypatch)
+    with opened(url) as database:
+        try:
+            story.play(database, TURNS)
+        except Exception as error:
+            error.add_note(story.text)
+            raise
+    engine = engines()
+    last = story.known[-1]
+    root = f"{lake.root}/tables/public/things"
+    for _ in range(2):
+        typed.expect(typed.read(f"{root}/current", next(engine)), last.rows, story.text)
+    answered = 0
+    history = {name: typed.read(f"{root}/history", name) for name in ("duckdb", "polars")}
+    for each, is_quiet in zip(story.known, story.quiet, strict=True):
+        rows = typed.state_at(history[next(engine)], each.position)
+        if rows is not None:
+            answered += 1
+            typed.expect(rows, each.rows, f"{story.text}\nat {each.position}")
+        rows = typed.state_at_time(history[next(engine)], each.at)
+        if rows is not None and is_quiet:
+            typed.expect(rows, each.rows, f"{story.text}\nat {each.at}")
+    assert answered, story.text
+
+
+# ------------------------------------------------------------------------ the job
+
+CUSTOMERS = """
+    create table customers (id int primary key, name text, email text, card text, notes text)"""
+
+HIDDEN = ("ann@example.com", "card-4711", "card-4712", "a note")
+
+
+def contents(root: str) -> str:
+    """Everything in the files below a folder, of old versions too."""
+    found = []
+    for path in sorted(Path(root).rglob("*")):
+        if path.suffix == ".parquet":
+            found.append(str(pq.read_table(path, partitioning=None).to_pydict()))
+        elif path.is_file():
+            found.append(path.read_text(errors="replace"))
+    return "\n".join(found)
+
+
+def test_the_pipeline_keeps_typed_tables(
+    url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden columns never reach the files; pause, resume, backfill and other options."""
+    lake = lake_at(tmp_path, spark)
+    entry = TableEntry(exclude=("notes",), mask=("card",), hash=("email",))
+    choice = Choice(entries={"customers": entry}, secret="s" * 32, exclude=("other",))
+    root = f"{lake.root}/tables/public/customers"
+
+    def rows() -> list[dict[str, object]]:
+        return sorted(typed.read(f"{root}/current", "polars"), key=lambda row: str(row["id"]))
+
+    def run(chosen: Choice = choice) -> list[dict[str, object]]:
+        """What the pipeline does beside the streams."""
+        fill(lake, url)
+        thread = JobThread("tables", TablesJob(lake, chosen, once=True).step)
+        thread.work()
+        progress = thread.progress()
+        assert progress is not None
+        assert progress.error is None
+        return rows()
+
+    def state() -> str:
+        return next(each.state for each in typed_tables(lake.root, choice))
+
+    execute(
+        url,
+        CUSTOMERS,
+        "create table other (id int primary key)",
+        "insert into customers values (1, 'Ann', 'ann@example.com', 'card-4711', 'a note'),"
+        " (2, 'Bob', null, null, null)",
+        "select headwater.enable_reactivity('customers')",
+        "select headwater.enable_reactivity('other')",
+    )
+    email = hmac.new(b"s" * 32, b"ann@example.com", "sha256").hexdigest()
+    ann = {"id": 1, "name": "Ann", "email": email, "card": "***", "!_key": '{"id":1}'}
+    bob = {"id": 2, "name": "Bob", "email": None, "card": None, "!_key": '{"id":2}'}
+    run_once(spark, url, lake, tables=choice)
+    assert execute(url, "select state, error from headwater.pipeline where name = 'tables'") == [
+        ("stopped", None)
+    ]
+    assert rows() == [ann, bob]
+    customers = shapes.load(lake.shapes_path, "customers")[-1].table
+    execute(
+        url,
+        "update customers set card = 'card-4712' where id = 1",
+        "update customers set name = 'Bert' where id = 2",
+    )
+    bert = {**bob, "name": "Bert"}
+    assert run() == [ann, bert]
+    assert [text for text in HIDDEN if text in contents(root)] == []
+    assert not Path(f"{lake.root}/tables/public/other").exists()
+    changes = pa.table(DeltaTable(f"{root}/current").load_cdf(starting_version=1).read_all())
+    assert sorted(changes["_change_type"].to_pylist()) == [
+        "update_postimage", "update_postimage", "update_preimage", "update_preimage",
+    ]  # fmt: skip
+    requests.pause(lake.root, customers, paused=True)
+    execute(url, "delete from customers where id = 2")
+    assert run() == [ann, bert]
+    assert state() == "paused"
+    requests.pause(lake.root, customers, paused=False)
+    assert run() == [ann]
+    versions = len(typed.read(f"{root}/history", "duckdb"))
+    requests.backfill(lake.root, customers)
+    assert state() == "due"
+    assert run() == [ann]
+    assert len(typed.read(f"{root}/history", "duckdb")) == versions
+    assert state() == "ready"
+    hidden = Choice(
+        entries={"customers": TableEntry(hash=("id",), mask=("name",))}, secret="t" * 32
+    )
+    (row,) = run(hidden)
+    assert (row["name"], len(str(row["id"])), len(str(row["!_key"]))) == ("***", 64, 64)
+    assert [text for text in ("Ann", "Bert", '{"id":1}') if text in contents(root)] == []
+    monkeypatch.setattr(job, "_RENEWED_AFTER", timedelta(0))
+    execute(url, "insert into other values (1)")
+    assert run(hidden) == [row], "a table without changes"
+    progress = [Progress.of(DeltaTable(f"{root}/{which}")) for which in ("current", "history")]
+    assert [each and each.position for each in progress] == [lake.reached()] * 2
+    with pytest.raises(ConfigError, match="Delta is not on its class path"):
+        Catalog("default").register(spark, root, customers)
+
+
+def test_a_killed_pipeline_brings_both_tables_to_one_position(url: str, tmp_path: Path) -> None:
+    make_orders(url)
+    execute(url, "insert into orders select i, i, 'a' from generate_series(1, 9) i")
+    lake = Lake(str(tmp_path / "lake"))
+    settings = {"HEADWATER_URL": url, "HEADWATER_LAKE_TABLES": "0 seconds"}
+    run = ("pipeline", "run", "--once", "--lake", lake.root, "--master", "local[2,4]")
+    killed = headwater(*run, **settings, HEADWATER_FAILPOINT="committed_history:1")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    root = f"{lake.root}/tables/public/orders"
+    assert len(typed.read(f"{root}/history", "polars")) == 10  # nine rows, and the time before
+    assert not Path(f"{root}/current").exists()
+    execute(url, "update orders set note = 'b' where id < 3", "delete from orders where id = 3")
+    done = headwater(*run, **settings)
+    assert done.returncode == 0, done.stderr
+    with opened(url) as database:
+        known = typed.truth(database, "orders")
+    assert len(known.rows) == 8
+    for which in ("current", "history"):
+        rows = typed.read(f"{root}/{which}", "duckdb")
+        typed.expect([row for row in rows if row.get("!_is_current", True)], known.rows, which)
+    assert len(rows) == 12
