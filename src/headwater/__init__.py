@@ -4,21 +4,22 @@ The public names are those of `__init__.pyi`, and no others. Each is imported wh
 a Spark worker needs few of them, and Spark starts many workers.
 """
 
-import ast
+from functools import cache
 from importlib import import_module
-from pkgutil import get_data
 
 __version__ = "0.1.0.dev0"
 
 
-def _read_public_names() -> dict[str, str]:
+@cache
+def _modules() -> dict[str, str]:
     """The module of every public name."""
+    import ast
+    from pkgutil import get_data
+
     lines = ast.parse(get_data(__name__, "__init__.pyi") or b"").body
     imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
     return {alias.name: line.module or "" for line in imports for alias in line.names}
 
-
-_MODULES = _read_public_names()
 
 _PIPELINE = "headwater.pipeline."
 
@@ -26,9 +27,10 @@ _PIPELINE = "headwater.pipeline."
 def __getattr__(name: str) -> object:
     if name == "__all__":
         return _available_names()
-    if name not in _MODULES:
+    # Python looks for a few such names in every package that it imports.
+    if name.startswith("__") or name not in _modules():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(_import(_MODULES[name]), name)
+    value: object = getattr(_import(_modules()[name]), name)
     globals()[name] = value
     return value
 
@@ -47,9 +49,10 @@ def _available_names() -> list[str]:
     are left out: a program that reads every name, as `import *` does, must not fail."""
     from headwater.pipeline.packages import missing
 
-    names = sorted(_MODULES)
+    modules = _modules()
+    names = sorted(modules)
     if missing():
-        names = [name for name in names if not _MODULES[name].startswith(_PIPELINE)]
+        names = [name for name in names if not modules[name].startswith(_PIPELINE)]
     return [*names, "__version__"]
 
 

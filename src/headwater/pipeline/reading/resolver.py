@@ -71,23 +71,32 @@ class KnownState(msgspec.Struct, frozen=True):
 
 
 class Resolver:
-    """Of a lake at one version of its events, and the log up to one position (`tail`)."""
+    """Of a lake at one version of its events, and the log up to one position (`tail`). For one
+    request: the lists of the lake are read once."""
 
     def __init__(self, root: str, ask: Ask, *, version: int | None, tail: Tail | None) -> None:
         self.paths = LakePaths(root)
         self._ask = ask
         self._version = version
         self._tail = tail
+        self._shapes: dict[str, list[Shape]] = {}
+        self._snapshots: dict[int, list[TableSnapshot]] = {}
 
     # -------------------------------------------------------------------- what the lake has
 
     def shapes(self, name: str) -> list[Shape]:
         """The shapes of the tables that ever had the name."""
-        stored = shapes.load(self.paths.shapes, name)
-        return stored if self._tail is None else shapes.with_new(stored, self._tail.url, name)
+        if name not in self._shapes:
+            found = shapes.load(self.paths.shapes, name)
+            if self._tail is not None:
+                found = shapes.with_new(found, self._tail.url, name)
+            self._shapes[name] = found
+        return self._shapes[name]
 
     def snapshots(self, relation: int) -> list[TableSnapshot]:
-        return snapshots.load(self.paths.snapshots, relation)
+        if relation not in self._snapshots:
+            self._snapshots[relation] = snapshots.load(self.paths.snapshots, relation)
+        return self._snapshots[relation]
 
     def reached(self) -> Position | None:
         """The position up to which the lake has every event, as the stream saved it with its
