@@ -26,7 +26,7 @@ from typing import IO
 
 import msgspec
 
-from headwater.errors import PipelineError
+from headwater.errors import HeadwaterError, PipelineError
 from headwater.limits import CLASS_ARCHIVE_SECONDS, CLASS_ARCHIVE_UNUSED_SECONDS
 from headwater.pipeline.permissions import make_private
 from headwater.pipeline.spark.java import Java, find_java
@@ -108,7 +108,15 @@ def warm(folder: Path) -> Archive:
 
 def make_quietly(folder: Path, stop: Event) -> None:
     """Make the archive if this machine has none, with the lowest priority, until `stop` is set.
-    Remove archives that were not used for a long time."""
+    Remove archives that were not used for a long time. Errors are only logged: an archive saves
+    time, nothing else."""
+    try:
+        _make_missing(folder, stop)
+    except (HeadwaterError, OSError) as error:
+        log.warning("An archive of Spark's classes could not be made: %s", error)
+
+
+def _make_missing(folder: Path, stop: Event) -> None:
     archive = Archive.of(folder, find_java(folder))
     archive.path.parent.mkdir(exist_ok=True)
     with _alone(archive.path.parent) as is_alone:
@@ -125,15 +133,17 @@ def make_quietly(folder: Path, stop: Event) -> None:
 
 def _make(archive: Archive, folder: Path, stop: Event, niceness: int = 0) -> None:
     unfinished = archive.path.with_name(f"{archive.path.name}.{os.getpid()}")
-    with TemporaryFile() as output:
-        training = subprocess.Popen(
+    with (
+        TemporaryFile() as output,
+        subprocess.Popen(
             [sys.executable, "-m", "headwater.pipeline.spark.training_run", str(folder)],
             env=os.environ | {_TRAINING: str(unfinished), _NICENESS: str(niceness)},
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             start_new_session=True,
-        )
+        ) as training,
+    ):
         try:
             deadline = time.monotonic() + CLASS_ARCHIVE_SECONDS
             while training.poll() is None and time.monotonic() < deadline:

@@ -20,6 +20,7 @@ _LEAST_BYTES = 512 * 1024 * 1024
 """With less, Spark refuses to start."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def heap_bytes(chosen: int = 0) -> int:
@@ -44,7 +45,7 @@ def machine_bytes() -> int:
 def _group_limits() -> Iterator[int]:
     """The limits of this process's control groups and of the groups around them."""
     with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in _OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
                 yield from _limits(_CGROUPS, path, "memory.max")
