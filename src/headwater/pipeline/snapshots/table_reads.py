@@ -53,7 +53,8 @@ class FailedTable(msgspec.Struct, frozen=True):
 
 
 class ReadProgress(msgspec.Struct, frozen=True):
-    """How much is read. Bytes are estimated from the sizes of the relations."""
+    """How much is read. Bytes are estimated from the sizes of the relations, and those of tables
+    that are not examined yet from the tables before."""
 
     tables: int
     tables_done: int
@@ -90,7 +91,7 @@ class TableReads:
         self._catch_up = catch_up
         self._examine = examine
         self._unfinished = UnfinishedSnapshots(places.unfinished)
-        self._tables = self._tables_done = 0
+        self._tables = self._tables_done = self._unexamined = 0
         self._examined = self._bytes = self._bytes_done = 0
         self._began = time.monotonic()
 
@@ -98,9 +99,11 @@ class TableReads:
         """Read tables, given by names or relations. Yields each when it is in the lake, and between
         them the progress; the caller may stop after each."""
         self._tables, waiting = len(names), iter(names)
+        self._unexamined = len(names)
         snapshots.create(self._places)
         while group := list(islice(waiting, limits.SNAPSHOT_GROUP_TABLES)):
             again: list[str | int] = []
+            self._unexamined -= len(group)
             yield from self._read_group(group, again)
             if again:
                 yield from self._read_group(again, [])
@@ -157,6 +160,7 @@ class TableReads:
             for read in done:
                 if read.error:
                     self._tables_done += 1
+                    self._bytes -= sum(each.bytes for each in read.left.values())
                     yield FailedTable(read.name, read.failure())
                 elif read.finished:
                     yield read, read.snapshot(now, number)
@@ -214,13 +218,13 @@ class TableReads:
         return self._spark.read.parquet(*paths).select("key", "image", "shape")
 
     def _progress(self) -> ReadProgress:
-        left = None
-        if self._bytes_done:
-            # Tables that are not examined yet are taken to be as large as the others.
-            total = self._bytes * self._tables / self._examined
+        done, total, left = self._bytes_done, self._bytes, None
+        if self._examined:
+            total += self._bytes * self._unexamined // self._examined
+        if done:
             passed = time.monotonic() - self._began
-            left = passed * max(0.0, total - self._bytes_done) / self._bytes_done
-        return ReadProgress(self._tables, self._tables_done, self._bytes, self._bytes_done, left)
+            left = passed * max(0, total - done) / done
+        return ReadProgress(self._tables, self._tables_done, total, done, left)
 
 
 class _TableRead:
