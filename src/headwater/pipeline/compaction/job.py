@@ -39,8 +39,11 @@ class CompactionJob:
         run.contents()
         if time.monotonic() < self._next:
             return
+        try:
+            for each in tables.join_due(self._root, self._spark, lambda: run.is_stopping):
+                log.info("Joined %s files of %s/%s", each.files, self._root, each.table)
+                run.count(each.files)
+        finally:
+            # Also where that failed: the metrics show that files are not joined.
+            measure(self._root, self._metrics)
         self._next = time.monotonic() + limits.LAKE_COMPACT_SECONDS
-        for each in tables.join_due(self._root, self._spark, lambda: run.is_stopping):
-            log.info("Joined %s files of %s/%s", each.files, self._root, each.table)
-            run.count(each.files)
-        measure(self._root, self._metrics)

@@ -80,10 +80,13 @@ class Reports:
             log.warning("The pipeline's progress cannot be followed: %s", error)
 
     def write(self, streams: Iterable[StreamProgress]) -> None:
-        """Write the streams whose progress differs. DatabaseError where that fails."""
-        for stream in streams:
-            if self._metrics is not None:
+        """Write the streams whose progress differs. DatabaseError where that fails; the metrics
+        have all of them all the same."""
+        streams = tuple(streams)
+        if self._metrics is not None:
+            for stream in streams:
                 _measure(self._metrics, stream)
+        for stream in streams:
             if self._written.get(stream.name) != stream:
                 self._execute(_WRITE, msgspec.structs.asdict(stream))
                 self._written[stream.name] = stream
