@@ -67,6 +67,7 @@ def run_pipeline(
     from headwater.pipeline import application
     from headwater.pipeline.spark import log_file, session
 
+    session.refuse_connect(master)
     if json:
         log_as_json()
     stop_with_parent(PIPELINE_PROCESS_STOP_SECONDS)

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
+from headwater.errors import ConfigError
 from headwater.limits import EMBEDDED_SOCKET_PATH_BYTES_MAX
 from headwater.pipeline import permissions
 from headwater.pipeline.packages import require, spark_needed
@@ -81,7 +82,7 @@ def spark_session(
 ) -> SparkSession:
     """A session with the source `headwater` registered. The folder is for Spark's files on this
     machine: a script that starts Java, temporary files. Its output is written to the file `log`, if
-    given. PipelineError if it does not start."""
+    given. PipelineError if it does not start; ConfigError for a Spark Connect server."""
     require()
     folder = Path(folder)
     launch, chosen = _prepared(folder, master, settings or {})
@@ -106,6 +107,25 @@ def spark_session(
     return session
 
 
+def refuse_connect(master: str | None, settings: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError where Spark would be a Spark Connect server. A pipeline plans and commits
+    its batches in the process of Spark's driver, and over Connect that is the server's."""
+    remote = (settings or {}).get("spark.remote") or os.environ.get("SPARK_REMOTE")
+    if master is not None and master.startswith("sc:"):
+        given, remote = "the master", master
+    elif remote:
+        given = "spark.remote, or the variable SPARK_REMOTE,"
+    else:
+        return
+    address, _, _ = remote.partition(";")  # what follows may be a token
+    raise ConfigError(
+        f"{given} is {address}, a Spark Connect server: a pipeline does not run over Spark Connect,"
+        " because it commits batches in the process of Spark's driver",
+        hint="Give the cluster itself, as in --master spark://host:7077, yarn or k8s://…; for the"
+        " cores of this machine, leave --master out and SPARK_REMOTE unset.",
+    )
+
+
 def begin(
     folder: Path, settings: Mapping[str, str], *, token: str | None = None, umask: int | None = None
 ) -> None:
@@ -121,6 +141,7 @@ def _prepared(
 ) -> tuple[Launch | None, dict[str, str]]:
     """How to start Java, and all settings. The environment of this process is prepared for both.
     None where Spark's own way must be used."""
+    refuse_connect(master, settings)
     make_private(folder)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
