@@ -87,9 +87,13 @@ last time and transaction."""
 
 
 def counted(events: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Events counted by day, table, shape, operation and writer."""
+    """Events counted by day, table, shape, operation and writer. Files of earlier releases lack
+    columns."""
     times, ids = events.column("committed_at"), events.column("xid")
-    columns: dict[str, Any] = {name: events.column(name) for name in _GROUPS}
+    absent = pa.nulls(events.num_rows, pa.string())
+    columns: dict[str, Any] = {
+        name: events.column(name) if name in events.schema.names else absent for name in _GROUPS
+    }
     columns |= {
         "day": pc.cast(times, pa.date32()),
         "changes": pa.repeat(pa.scalar(1, pa.int64()), events.num_rows),
