@@ -338,15 +338,17 @@ def test_the_pipeline_keeps_typed_tables(
     assert run() == [ann]
     assert len(typed.read(f"{root}/history", "duckdb")) == versions
     assert state() == "ready"
-    hidden = Choice(
-        entries={"customers": TableEntry(hash=("id",), mask=("name",))}, secret="t" * 32
-    )
+    entry = TableEntry(include=("name",), hash=("id",), mask=("name",))
+    hidden = Choice(include=("cust*",), entries={"customers": entry}, secret="t" * 32)
     (row,) = run(hidden)
+    assert row.keys() == {"id", "name", "!_key"}
     assert (row["name"], len(str(row["id"])), len(str(row["!_key"]))) == ("***", 64, 64)
-    assert [text for text in ("Ann", "Bert", '{"id":1}') if text in contents(root)] == []
+    hidden_texts = (*HIDDEN, email, "Ann", "Bert", '{"id":1}')
+    assert [text for text in hidden_texts if text in contents(root)] == []
     monkeypatch.setattr(job, "_RENEWED_AFTER", timedelta(0))
     execute(url, "insert into other values (1)")
     assert run(hidden) == [row], "a table without changes"
+    assert not Path(f"{lake.root}/tables/public/other").exists()
     progress = [Progress.of(DeltaTable(f"{root}/{which}")) for which in ("current", "history")]
     assert [each and each.position for each in progress] == [lake.reached()] * 2
     with pytest.raises(ConfigError, match="Delta is not on its class path"):

@@ -17,6 +17,9 @@ SEE = "docs/howto/lake-tables.md describes typed tables."
 class TableEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`[lake.table.TABLE]`: how columns of the typed tables of a table are written."""
 
+    include: tuple[str, ...] = ()
+    """Only these columns, and the key. Default: all."""
+
     exclude: tuple[str, ...] = ()
     mask: tuple[str, ...] = ()
     hash: tuple[str, ...] = ()
@@ -41,6 +44,12 @@ def _read(name: str, value: Any) -> TableEntry:
         raise ConfigError(
             f"[lake.table.{name}] {error}", hint=f"It may have: {names}. {SEE}"
         ) from error
+    if entry.include and entry.exclude:
+        raise ConfigError(
+            f"[lake.table.{name}]: include and exclude are both set",
+            hint="Name the columns that the typed tables have (include), or those that they do not"
+            " have (exclude).",
+        )
     used = [*entry.exclude, *entry.mask, *entry.hash]
     for column in used:
         if used.count(column) > 1:

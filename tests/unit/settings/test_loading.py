@@ -174,9 +174,16 @@ def test_the_tables_of_a_lake_have_options(tmp_path: Path) -> None:
     found = loaded(f'{secret}[lake.table.orders]\nmask = ["card"]\nhash = ["email"]\n')
     assert found.lake.table["orders"].mask == ("card",)
     assert found.lake.table["orders"].hash == ("email",)
+    found = loaded('[lake.table.orders]\ninclude = ["card", "note"]\nmask = ["card"]\n')
+    assert found.lake.table["orders"].include == ("card", "note")
     for text, message in [
         ('[lake.table.orders]\nhash = ["a"]', "hash: a secret is needed"),
         ('[lake.table.orders]\nhide = ["a"]', "unknown field `hide`"),
+        ('[lake.table.orders]\ninclude = "a"', "Expected `array`, got `str`"),
+        (
+            '[lake.table.orders]\ninclude = ["a"]\nexclude = ["b"]',
+            r"^\[lake.table.orders\]: include and exclude are both set$",
+        ),
         ('[lake.table.orders]\nmask = ["a"]\nexclude = ["a"]', "a is named twice"),
         ("[lake]\ntable = 5", "expected one table for each table"),
         ('[lake]\ntables = "often"', "'often' is not a length of time"),

@@ -64,7 +64,14 @@ class Choice(msgspec.Struct, frozen=True):
         entry = next((self.entries[n] for n in names if n in self.entries), None)
         if entry is None:
             return TableOptions()
-        return TableOptions(entry.exclude, entry.mask, entry.hash, entry.as_text, self.secret)
+        return TableOptions(
+            include=entry.include,
+            exclude=entry.exclude,
+            mask=entry.mask,
+            hash=entry.hash,
+            as_text=entry.as_text,
+            secret=self.secret,
+        )
 
 
 def _matches(patterns: Iterable[str], names: Iterable[str]) -> bool:

@@ -58,7 +58,7 @@ def columns_of(
     """The columns for a shape of a table: first those that the stored history has, in their order,
     then new ones. `text` are columns with values that their type cannot hold."""
     known = {} if stored is None else stored_columns(stored)
-    present = {c.name: c for c in table.columns if c.name not in options.exclude}
+    present = {c.name: c for c in table.columns if options.includes(c.name, table)}
     found = [
         TypedColumn(old.name, pa.string() if source in text else old.type, source, None)
         if source not in present

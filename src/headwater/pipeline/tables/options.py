@@ -1,4 +1,5 @@
-"""What the user set for a typed table: which columns are left out, masked, hashed or read as text.
+"""What the user set for a typed table: which columns it has, and which of them are masked, hashed
+or read as text.
 
 A column that is left out, masked or hashed never reaches the files of the typed tables. So a table
 whose options differ from those it was filled with is filled again in an empty folder.
@@ -21,12 +22,25 @@ MASKED = "***"
 class TableOptions(msgspec.Struct, frozen=True):
     """The options of one table, by the names of its columns."""
 
+    include: tuple[str, ...] = ()
+    """None for all."""
     exclude: tuple[str, ...] = ()
     mask: tuple[str, ...] = ()
     hash: tuple[str, ...] = ()
     as_text: tuple[str, ...] = ()
     secret: str = ""
     """Of hashed values."""
+
+    def includes(self, column: str, table: Table) -> bool:
+        """Whether the typed tables have a column. `include` need not name the columns of the key.
+
+        >>> table = Table(1, "public", "orders", (), ("id",))
+        >>> options = TableOptions(include=("note",))
+        >>> [options.includes(name, table) for name in ("id", "note", "card")]
+        [True, True, False]
+        """
+        wanted = not self.include or column in self.include or column in table.key
+        return wanted and column not in self.exclude
 
     def hides_key_of(self, table: Table) -> bool:
         """Whether the key must not be readable in `_key`."""
@@ -53,5 +67,7 @@ class TableOptions(msgspec.Struct, frozen=True):
         """
         secret = self.secret if self.exclude or self.mask or self.hash else ""
         names = [sorted(set(each)) for each in (self.exclude, self.mask, self.hash, self.as_text)]
+        if self.include:
+            names.append(sorted(set(self.include)))
         text = msgspec.json.encode([names, hashlib.sha256(secret.encode()).hexdigest()])
         return hashlib.sha256(text).hexdigest()[:16]

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -98,6 +99,36 @@ def test_a_dropped_column_becomes_text_too() -> None:
     stored = schema_of("history", columns_of(both, TableOptions()))
     later = columns_of(table(("id", "integer")), TableOptions(), stored, {"until"})
     assert {c.name: c.type for c in later}["until"] == pa.string()
+
+
+def test_only_the_columns_that_are_included() -> None:
+    shape = table(("id", "integer"), ("email", "text"), ("note", "text"), ("card", "text"))
+
+    def treated(options: TableOptions) -> dict[str, str]:
+        return {c.name: c.treatment for c in columns_of(shape, options)}
+
+    every = ["id", "email", "note", "card"]
+    assert list(treated(TableOptions())) == every
+    assert list(treated(TableOptions(exclude=("note", "id")))) == ["email", "card"]
+    chosen = TableOptions(include=("note", "email", "gone"), mask=("email", "card"))
+    assert treated(chosen) == {"id": "value", "email": "mask", "note": "value"}
+    assert list(treated(TableOptions(include=("gone",)))) == ["id"], "the key"
+    assert chosen.fingerprint() != msgspec.structs.replace(chosen, include=()).fingerprint()
+    both = [TableOptions(include=names).fingerprint() for names in (("a", "b"), ("b", "a"))]
+    assert both[0] == both[1]
+
+
+def test_a_column_that_leaves_the_included_key_stays_in_the_history() -> None:
+    """Its values are in the versions of the time at which it belonged to the key."""
+    before = table(("id", "integer"), ("code", "text"), ("note", "text"), key="code")
+    options = TableOptions(include=("note",))
+    stored = schema_of("history", columns_of(before, options))
+    after = columns_of(
+        table(("id", "integer"), ("code", "text"), ("note", "text")), options, stored
+    )
+    assert {c.name: c.column is not None for c in after} == {
+        "code": False, "note": True, "id": True,
+    }  # fmt: skip
 
 
 def test_a_key_that_is_hidden_needs_a_secret() -> None:
