@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 from deltalake import DeltaTable
@@ -22,6 +23,7 @@ from headwater import limits
 from headwater.errors import ConfigError, PipelineError, ResyncRequired
 from headwater.pipeline.compaction import choice, tables
 from headwater.pipeline.jobs.events_sink import EventsSink
+from headwater.pipeline.jobs.ingest import Target, write_parts
 from headwater.pipeline.jobs.pipeline import run
 from headwater.pipeline.jobs.plan import EVENTS, PipelinePlan, StreamJob
 from headwater.pipeline.lake import delta, maintenance
@@ -30,9 +32,10 @@ from headwater.pipeline.lake.parquet import adopt_staged, write_files
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.checkpoints import Checkpoint, LakeLock
 from headwater.pipeline.stream.offsets import Offset
-from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES
+from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES, Planner
 from headwater.pipeline.stream.progress import StreamProgress
 from headwater.pipeline.stream.sink import StreamSink
+from headwater.pipeline.views.weighted import parts_frame
 from tests.support.lake.tables import execute, files_of, in_lake, logged, make_orders, run_once
 
 pytestmark = pytest.mark.timeout(300)
@@ -207,8 +210,7 @@ def test_parts_of_a_lake_of_different_times(
     execute(orders, insert(16, 20))
     run_once(spark, orders, lake)
     assert in_lake(lake) == logged(orders)
-    counted = DeltaTable(lake.audit_path).to_pyarrow_table().column("changes").to_pylist()
-    assert sum(counted) == len(logged(orders))
+    assert counted(lake) == len(logged(orders))
 
 
 def test_a_lake_whose_events_were_removed(spark: SparkSession, orders: str, lake: Lake) -> None:
@@ -218,8 +220,7 @@ def test_a_lake_whose_events_were_removed(spark: SparkSession, orders: str, lake
     shutil.rmtree(lake.events_path)
     run_once(spark, orders, lake)
     assert in_lake(lake) == logged(orders)
-    counted = DeltaTable(lake.audit_path).to_pyarrow_table().column("changes").to_pylist()
-    assert sum(counted) == len(logged(orders))
+    assert counted(lake) == len(logged(orders))
 
 
 def test_a_second_writer_that_has_come_first(lake: Lake) -> None:
@@ -235,6 +236,104 @@ def test_a_second_writer_that_has_come_first(lake: Lake) -> None:
                 table, each, app_id=app, batch_id=0, after=None, metadata={delta.OFFSET: app}
             )
     assert DeltaTable(lake.events_path).to_pyarrow_dataset().count_rows() == rows.num_rows
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_batch_that_starts_elsewhere_is_not_written(
+    at: int, spark: SparkSession, orders: str, lake: Lake
+) -> None:
+    """Another pipeline has begun at an older offset in the same checkpoint: to write this batch
+    would write changes twice. The next start continues from the table."""
+    with closing(Planner(orders)) as planner:
+        older = msgspec.json.encode(Offset(planner.now()).to_dict()).decode()
+    execute(orders, insert(1, 5))
+    run_once(spark, orders, lake)
+    execute(orders, insert(6, 40))
+    before: list[int] = []
+
+    def other_pipeline() -> None:
+        path = Path(lake.checkpoint("events"), "offsets/0" if at else "begin")
+        *facts, _ = path.read_text().splitlines()
+        path.write_text("\n".join([*facts, older]))
+        before.append(DeltaTable(lake.events_path).version())
+
+    between = _Between(at, other_pipeline)
+    with pytest.raises(PipelineError, match=f"batch {at} of .* does not start where") as caught:
+        run_once(spark, orders, lake, rows_max=7, jobs=(_job(sink=between.around(EventsSink)),))
+    assert caught.value.retryable
+    assert "one pipeline" in (caught.value.hint or "")
+    assert DeltaTable(lake.events_path).version() == before[0]
+    assert in_lake(lake) == logged(orders)[: 6 + 7 * at]  # the first is that it was enabled
+    run_once(spark, orders, lake)
+    assert in_lake(lake) == logged(orders)
+    assert counted(lake) == len(logged(orders))
+
+
+def test_a_table_that_another_pipeline_advances(
+    spark: SparkSession, orders: str, lake: Lake
+) -> None:
+    """While this one runs, between two of its batches. Nothing is written twice."""
+    execute(orders, insert(1, 5))
+    run_once(spark, orders, lake)
+    execute(orders, insert(6, 40))
+    before: list[int] = []
+
+    def other_pipeline() -> None:
+        """It commits everything that there is."""
+        table = DeltaTable(lake.events_path)
+        here = last_offset(lake.events_path)
+        assert here is not None
+        with closing(Planner(orders)) as planner:
+            until = Offset(here.until or planner.now())
+            parts = parts_frame(spark, planner.parts(here, until))
+        written = write_parts(parts, Target(lake.events_path, lake.audit_path))
+        text = msgspec.json.encode(until.to_dict()).decode()
+        delta.append_files(
+            table, written.events, after=delta.offset_of(table), metadata={delta.OFFSET: text}
+        )
+        before.append(DeltaTable(lake.events_path).version())
+
+    between = _Between(1, other_pipeline)
+    with pytest.raises(PipelineError, match="other writers commit") as caught:
+        run_once(spark, orders, lake, rows_max=7, jobs=(_job(sink=between.around(EventsSink)),))
+    assert caught.value.retryable
+    assert DeltaTable(lake.events_path).version() == before[0]
+    assert in_lake(lake) == logged(orders)
+    execute(orders, insert(41, 45))
+    run_once(spark, orders, lake)
+    assert in_lake(lake) == logged(orders)
+    assert counted(lake) == len(logged(orders))
+
+
+def counted(lake: Lake) -> int:
+    """The changes in the roll-ups."""
+    lines = DeltaTable(lake.audit_path).to_pyarrow_table(columns=["changes"])
+    return sum(lines.column("changes").to_pylist())
+
+
+class _Between:
+    """A sink before one of whose batches something happens."""
+
+    def __init__(self, batch: int, happens: Callable[[], None]) -> None:
+        self.batch = batch
+        self.happens = happens
+
+    def around(self, sink: Callable[..., StreamSink]) -> Callable[..., StreamSink]:
+        return lambda *arguments: _Interrupted(self, sink(*arguments))
+
+
+class _Interrupted(StreamSink):
+    def __init__(self, between: _Between, inner: StreamSink) -> None:
+        self._between = between
+        self._inner = inner
+
+    def write(self, batch: DataFrame, batch_id: int) -> int:
+        if batch_id == self._between.batch:
+            self._between.happens()
+        return self._inner.write(batch, batch_id)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def _job(**fields: Any) -> StreamJob:

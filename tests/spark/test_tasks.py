@@ -15,7 +15,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headwater.pipeline.lake import parquet, snapshots
+from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot
 from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.snapshots import reader
 from headwater.pipeline.stream import worker
 from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES
 from tests.support.databases import passable_folder
@@ -48,15 +50,22 @@ def counted(lake: Lake) -> int:
     return sum(lines.column("changes").to_pylist())
 
 
-@pytest.fixture
-def idle_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver fails where it reads the log's rows or writes a file of rows itself."""
+def keep_driver_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver fails where it reads rows of the log or of a table, or writes a file of rows
+    itself."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the driver carries data")
 
     monkeypatch.setattr(worker, "_executed", refuse)
+    monkeypatch.setattr(reader.ChunkReader, "__init__", refuse)
+    monkeypatch.setattr(DatabaseSnapshot, "rows", refuse)
     monkeypatch.setattr(parquet._PartitionFile, "__init__", refuse)
+
+
+@pytest.fixture
+def idle_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_driver_idle(monkeypatch)
 
 
 @pytest.mark.usefixtures("idle_driver")
@@ -82,8 +91,9 @@ def lake(tmp_path: Path, spark: SparkSession) -> Lake:
 
 PROGRAM = """
 import json, sys
+import pytest
 from headwater import Lake, spark_session
-from tests.spark.test_tasks import tasks_of
+from tests.spark.test_tasks import keep_driver_idle, tasks_of
 from tests.support.lake.tables import run_once
 
 url, master, folder = sys.argv[1:]
@@ -93,7 +103,8 @@ settings = {
     "spark.ui.enabled": "false",
 }
 spark = spark_session(folder + "/spark", master=master, name="tests", settings=settings)
-run_once(spark, url, Lake(folder + "/lake"))
+keep_driver_idle(pytest.MonkeyPatch())
+run_once(spark, url, Lake(folder + "/lake", spark))
 print(json.dumps(tasks_of(spark)))
 spark.stop()
 """
@@ -114,6 +125,12 @@ def test_tasks_of_a_cluster(orders: str) -> None:
         assert in_lake(lake) == logged(orders)
         assert counted(lake) == len(logged(orders))
         assert len(files_of(lake.events_path)) == 2
+        (snapshot,) = snapshots.load(lake.places)
+        assert snapshot.rows == _SPARK_PART_CHANGES + 5
+        images = DeltaTable(lake.places.rows).to_pyarrow_table(columns=["image"])["image"]
+        assert sorted(json.loads(each)["id"] for each in images.to_pylist()) == list(
+            range(1, snapshot.rows + 1)
+        )
     tasks = json.loads(done.stdout.splitlines()[-1])
     assert tasks.pop("driver") == 0
-    assert sum(tasks.values()) >= 2
+    assert sum(tasks.values()) >= 3  # two for the events, and one for the snapshot
