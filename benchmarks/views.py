@@ -10,7 +10,6 @@ connections and processor time of the pipeline with all that it started, once ev
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import psycopg
 
 from benchmarks.measure import Result, execute, percentile, report, scratch_server
 from benchmarks.pipeline import database, pipeline
-from benchmarks.processes import Usage
+from benchmarks.processes import Usage, at_rest
 
 BUILD = """
 from headwater import Headwater, views
@@ -62,6 +61,14 @@ def define(number):
 for number in range({count}):
     define(number)
 """
+
+
+CONNECTIONS = """
+    select count(*) from pg_stat_activity
+    where datname = current_database() and backend_type = 'client backend'
+      and pid <> pg_backend_pid()
+"""
+"""Those of others to the database: of the pipeline, while nothing else uses it."""
 
 
 class Size(NamedTuple):
@@ -113,21 +120,11 @@ def idle(url: str, folder: Path, count: int, changes: int) -> Iterator[Result]:
         _await(run, lambda: one(url, live) == count)
         latencies = [_latency(url, number % count, 1000 + number) for number in range(changes)]
         time.sleep(5)
-        with Usage(run.pid) as usage:
-            time.sleep(1)
-            before, began = usage.seconds(), time.monotonic()
-            time.sleep(10)
-            share = (usage.seconds() - before) / (time.monotonic() - began)
-        pids = list(_tree(run.pid))
-        connections = one(
-            url,
-            "select count(*) from pg_stat_activity where datname = current_database()"
-            " and application_name like 'headwater%'",
-        )
+        rest, connections = at_rest(run.pid, 10), one(url, CONNECTIONS)
     yield Result(
         f"{count} views at rest",
-        f"{sum(map(_memory, pids)) / 2**30:.2f} GB",
-        detail=f"{len(pids)} processes, {connections} connections, {100 * share:.0f} % of a core",
+        rest.memory_text,
+        detail=f"{rest.processes} processes, {connections} connections, {rest.cpu_text}",
     )
     if latencies:
         yield Result(
@@ -162,22 +159,6 @@ def one(url: str, query: str) -> Any:
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute(query.encode()).fetchone()
         return None if row is None else row[0]
-
-
-def _tree(pid: int) -> Iterator[int]:
-    """A process, and all that it started."""
-    yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield from _tree(int(child))
-
-
-def _memory(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    return sum(int(kib) for kib in re.findall(r"^Pss: +(\d+) kB", text, re.M)) * 1024
 
 
 def run(*, large: bool = False) -> list[Result]:

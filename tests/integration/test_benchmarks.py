@@ -14,6 +14,7 @@ from benchmarks import (
     hostile,
     live,
     loop,
+    many_tables,
     past,
     queries,
     reader,
@@ -21,6 +22,8 @@ from benchmarks import (
     wal_writers,
 )
 from benchmarks.streaming import has_nchan
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,7 @@ from benchmarks.streaming import has_nchan
         (topics, 5),
         (hostile, 18),
         (past, 5),
+        (many_tables, 8),
     ],
 )
 def test_runs(module: object, lines: int) -> None:
