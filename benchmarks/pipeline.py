@@ -462,23 +462,24 @@ def run(
         url = database(server.url, "view")
         results.append(view(url, folder / "view", size.seconds))
         url = database(server.url, "history")
-        with _spark(spark, folder) as session:
-            results.append(size_of_events(session, folder / "bulk"))
-            results.append(as_of(session, url, folder / "history", size))
+        with session(spark, folder) as chosen:
+            results.append(size_of_events(chosen, folder / "bulk"))
+            results.append(as_of(chosen, url, folder / "history", size))
     return results
 
 
 @contextmanager
-def _spark(spark: SparkSession | None, folder: Path) -> Iterator[SparkSession]:
-    """The one given, or one for the block."""
+def session(spark: SparkSession | None, folder: Path) -> Iterator[SparkSession]:
+    """The one given, or one for the block, whose Python processes have begun."""
     if spark is not None:
         yield spark
         return
-    session = spark_session(folder / "spark", name="benchmark")
+    own = spark_session(folder / "spark", name="benchmark")
     try:
-        yield session
+        own.range(1).mapInArrow(lambda batches: batches, "id long").collect()
+        yield own
     finally:
-        session.stop()
+        own.stop()
 
 
 if __name__ == "__main__":

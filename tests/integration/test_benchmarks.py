@@ -1,7 +1,14 @@
 """The benchmarks run with their smallest sizes, so that they keep working. Their figures prove
-nothing."""
+nothing.
+
+Not here, because they start several pipelines or make an archive of classes: `start` and `debezium`
+(only their reports are), `views`, and of `pipeline` what needs a process of its own. `many_tables`
+runs such a process, and has views.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,13 +25,20 @@ from benchmarks import (
     past,
     queries,
     reader,
+    reconcile,
     start,
     topics,
     wal_writers,
 )
 from benchmarks.streaming import has_nchan
+from tests.spark import conftest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
+
+spark = conftest.spark
 
 
 @pytest.mark.parametrize(
@@ -58,6 +72,12 @@ def test_live_benchmarks_do_their_work() -> None:
 def test_inputs_that_keep_the_loop_busy() -> None:
     results = loop.run(tiny=True)
     assert len(results) == len({result.name for result in results}) > 20
+
+
+def test_reconcile(spark: SparkSession) -> None:
+    results = reconcile.run(tiny=True, spark=spark)
+    assert len(results) == 5
+    assert all(result.value for result in results)
 
 
 def test_the_steps_of_a_start_are_named() -> None:
