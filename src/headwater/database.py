@@ -135,9 +135,7 @@ async def _open(url: str, purpose: str, options: str, prepares: bool) -> Connect
     return await Connection.connect(
         url,
         autocommit=True,
-        connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        keepalives_idle=DEAD_PEER_SECONDS,
-        tcp_user_timeout=DEAD_PEER_SECONDS * 1000,
+        **_TIMEOUTS,
         application_name=f"headwater {purpose}",
         client_encoding="utf8",
         options=f"{_SETTINGS} {options}",
@@ -153,7 +151,7 @@ def connect_blocking(
     connection: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(
         url,
         autocommit=True,
-        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        **_TIMEOUTS,
         application_name=f"headwater {purpose}",
         client_encoding="utf8",
         options=f"{_SETTINGS} {options}",
@@ -169,9 +167,19 @@ def connect_blocking(
 
 
 def pinned_url(url: str) -> str:
-    """Start options for a driver that executes its own queries before any setting can be made."""
-    options = conninfo_to_dict(url).get("options") or ""
-    return make_conninfo(url, options=f"{options} {_option('search_path', PINNED_PATH)}".strip())
+    """Start options for a driver that executes its own queries before any setting can be made, and
+    the time after which a server that does not answer counts as lost."""
+    given = conninfo_to_dict(url)
+    path = f"{given.get('options') or ''} {_option('search_path', PINNED_PATH)}".strip()
+    own = {name: value for name, value in _TIMEOUTS.items() if name not in given}
+    return make_conninfo(url, options=path, **own)
+
+
+_TIMEOUTS: dict[str, Any] = {
+    "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+    "keepalives_idle": DEAD_PEER_SECONDS,
+    "tcp_user_timeout": DEAD_PEER_SECONDS * 1000,
+}
 
 
 _SETTINGS = (

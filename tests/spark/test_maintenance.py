@@ -185,6 +185,24 @@ def test_snapshots_fail_alone(
     assert state_of(url, "snapshots")[0] == "stopped"
 
 
+def test_a_run_once_reports_what_its_jobs_could_not_do(
+    url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = lake_at(tmp_path, spark)
+
+    def fail(url: str, *_: object, **__: object) -> None:
+        raise PipelineError("the camera is broken")
+
+    monkeypatch.setattr(lake, "snapshots_of", fail)
+    execute(url, ITEMS, "select headwater.enable_reactivity('items')")
+    with pytest.raises(PipelineError, match="camera"):
+        run_once(spark, url, lake, snapshot_events=4)
+    assert delta.offset_of(DeltaTable(lake.events_path)) is not None
+    monkeypatch.delattr(lake, "snapshots_of")
+    run_once(spark, url, lake, snapshot_events=4)
+    assert len(snapshots.load(lake.places)) == 1
+
+
 # ------------------------------------------------------------------------ roll-ups
 
 

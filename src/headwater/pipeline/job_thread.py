@@ -42,8 +42,11 @@ class JobThread:
         spark: Callable[[], SparkSession] | None = None,
         seconds: float = limits.PIPELINE_RESTART_SECONDS[1],
         is_reported: bool = True,
+        merge: Callable[[pa.Table], pa.Table] = lambda contents: contents,
     ) -> None:
+        """`merge` makes the contents of many batches smaller, for a step that takes long."""
         self.name = name
+        self._merge = merge
         self._step = step
         self._spark = spark
         self._seconds = seconds
@@ -68,6 +71,8 @@ class JobThread:
         """Add the contents of a batch, as `audit.counted` makes them. Wakes the thread."""
         with self._wake:
             self._noted.append(contents)
+            if len(self._noted) >= _NOTED_MAX:
+                self._noted = [self._merge(_joined(self._noted))]
             self._wake.notify()
 
     def work(self) -> None:
@@ -84,16 +89,30 @@ class JobThread:
     def progress(self) -> StreamProgress | None:
         return self._progress if self._is_reported else None
 
-    def stop(self) -> None:
-        """Stop between two parts of the step. A part that takes too long is abandoned."""
+    @property
+    def failure(self) -> Exception | None:
+        """The first error of the last run of the step."""
+        return self._failures[0] if self._failures else None
+
+    def request_stop(self) -> None:
+        """Let the step end at its next part."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
+
+    def stop(self, seconds: float = limits.PIPELINE_STOP_SECONDS) -> None:
+        """Stop between two parts of the step. A part that takes longer is abandoned."""
+        self.request_stop()
         if self._thread is not None:
-            self._thread.join(limits.PIPELINE_STOP_SECONDS)
+            self._thread.join(seconds)
         self.report(state="stopped")
 
     # -------------------------------------------------------------------- for the step
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     @property
     def is_stopping(self) -> bool:
@@ -169,6 +188,16 @@ class JobThread:
             error=_text(self._failures[0]),
             error_at=datetime.now(UTC),
         )
+
+
+_NOTED_MAX = 100
+"""Batches whose contents are stored one by one while a step runs."""
+
+
+def _joined(contents: list[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables(contents)
 
 
 def _text(error: Exception) -> str:

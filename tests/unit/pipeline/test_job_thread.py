@@ -35,6 +35,24 @@ def test_a_batch_wakes_the_step() -> None:
     assert (progress.name, progress.state, progress.error) == ("counting", "stopped", None)
 
 
+def test_the_contents_of_many_batches_are_merged() -> None:
+    """While a step takes long, they must not need more and more memory."""
+    merged: list[int] = []
+
+    def merge(contents: pa.Table) -> pa.Table:
+        merged.append(contents.num_rows)
+        return batch(sum(numbers([contents])))
+
+    seen: list[int] = []
+    job = JobThread("counting", lambda run: seen.extend(numbers(run.contents())), merge=merge)
+    for _ in range(250):
+        job.note(batch(1))
+    job.work()
+    assert sum(seen) == 250
+    assert len(seen) < 100
+    assert merged == [100, 100]
+
+
 def test_time_wakes_the_step() -> None:
     seen: Queue[int] = Queue()
     job = JobThread("counting", lambda run: seen.put(1), seconds=0.01)

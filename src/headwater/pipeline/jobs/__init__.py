@@ -2,6 +2,6 @@
 
 `pipeline` supervises the streaming queries that `plan` names, each a `running_stream`, and the jobs
 of `background` beside them. `events_sink` and `ingest` write changes to the lake. `snapshot_job`,
-`trim` and `resnapshot` look after the lake. The sink of a streaming view is in
+`vacuum_job`, `trim` and `resnapshot` look after the lake. The sink of a streaming view is in
 `headwater.pipeline.views`.
 """

@@ -8,6 +8,7 @@ neither a stream nor another job: it is logged, and reported by the job itself a
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -16,9 +17,11 @@ from headwater import limits
 from headwater.pipeline.compaction import job as compaction_job
 from headwater.pipeline.compaction.job import CompactionJob
 from headwater.pipeline.job_thread import JobThread
-from headwater.pipeline.jobs import snapshot_job
+from headwater.pipeline.jobs import snapshot_job, vacuum_job
 from headwater.pipeline.jobs.plan import EVENTS, PipelinePlan
 from headwater.pipeline.jobs.snapshot_job import SnapshotJob
+from headwater.pipeline.jobs.vacuum_job import VacuumJob
+from headwater.pipeline.lake import audit
 from headwater.pipeline.reconcile import job as reconcile_job
 from headwater.pipeline.reconcile.job import ReconcileJob
 from headwater.pipeline.stream.progress import StreamProgress
@@ -44,11 +47,18 @@ class BackgroundJob(Protocol):
     def work(self) -> None:
         """Do all the work that is due now, and return."""
 
+    @property
+    def failure(self) -> Exception | None:
+        """The error of the last work; None if it succeeded."""
+
     def progress(self) -> StreamProgress | None:
         """Its row in `headwater.pipeline`; None for a job that is not in use. Returns at once."""
 
-    def stop(self) -> None:
-        """Stop between two steps of the work. May be called without `start`."""
+    def request_stop(self) -> None:
+        """Let the work end at its next step. Returns at once."""
+
+    def stop(self, seconds: float) -> None:
+        """Stop between two steps of the work, within this time. May be called without `start`."""
 
 
 def jobs_of(plan: PipelinePlan) -> Iterator[BackgroundJob]:
@@ -64,6 +74,7 @@ def jobs_of(plan: PipelinePlan) -> Iterator[BackgroundJob]:
             job.step,
             spark=lambda: plan.lake.spark,
             is_reported=bool(plan.snapshot_events),
+            merge=audit.contents_of,
         )
     if plan.tables is not None:
         typed = TablesJob(plan.lake, plan.tables, once=plan.once)
@@ -72,6 +83,7 @@ def jobs_of(plan: PipelinePlan) -> Iterator[BackgroundJob]:
             typed.step,
             spark=lambda: plan.lake.spark,
             seconds=max(plan.tables.seconds, 1.0),
+            merge=audit.contents_of,
         )
     yield JobThread(
         reconcile_job.NAME,
@@ -86,10 +98,17 @@ def jobs_of(plan: PipelinePlan) -> Iterator[BackgroundJob]:
         spark=lambda: plan.lake.spark,
         seconds=limits.LAKE_COMPACT_SECONDS,
     )
+    if not plan.once:
+        yield JobThread(
+            vacuum_job.NAME,
+            VacuumJob(plan.lake.root, plan.vacuum_keep).step,
+            seconds=limits.LAKE_VACUUM_SECONDS,
+            is_reported=False,
+        )
 
 
 class BackgroundJobs:
-    """All jobs of a pipeline, as one. No method raises."""
+    """All jobs of a pipeline, as one. No method raises an error of a job."""
 
     def __init__(self, jobs: Sequence[BackgroundJob]) -> None:
         self._jobs = tuple(jobs)
@@ -111,8 +130,18 @@ class BackgroundJobs:
                     found.append(reported)
         return found
 
-    def stop(self) -> None:
-        self._each(lambda job: job.stop())
+    @property
+    def failure(self) -> Exception | None:
+        """The first error of the last work."""
+        return next((job.failure for job in self._jobs if job.failure is not None), None)
+
+    def request_stop(self) -> None:
+        self._each(lambda job: job.request_stop())
+
+    def stop(self, deadline: float) -> None:
+        """Stop all jobs, before a time of the monotonic clock."""
+        self.request_stop()
+        self._each(lambda job: job.stop(max(0.0, deadline - time.monotonic())))
 
     def _each(self, step: Callable[[BackgroundJob], None]) -> None:
         for job in self._jobs:

@@ -59,10 +59,12 @@ class EventsSink(StreamSink):
             self._table, written.events, after=self._stored, metadata={delta.OFFSET: reached}
         )
         self._stored = reached
+        # The jobs must see it, also where the roll-up cannot be written now.
+        if written.audit:
+            self._contents.append(written.contents)
         failpoint("uncounted")
         if written.audit:
             self._audit.add(written.audit, reached)
-            self._contents.append(written.contents)
         return int(pc.sum(written.contents.column("changes")).as_py() or 0)
 
     def contents(self) -> list[pa.Table]:

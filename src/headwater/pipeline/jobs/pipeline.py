@@ -12,17 +12,16 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from headwater import limits
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, PipelineError
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline.jobs.background import BackgroundJobs, jobs_of
 from headwater.pipeline.jobs.plan import LOOK_SECONDS, PipelinePlan
 from headwater.pipeline.jobs.running_stream import RunningStream
-from headwater.pipeline.lake import maintenance
-from headwater.pipeline.spark import launch
+from headwater.pipeline.spark import launch, log_file
 from headwater.pipeline.spark.launch import SparkLost
 from headwater.pipeline.stream.checkpoints import LakeLock
 from headwater.pipeline.stream.progress import Reports, StreamLag, StreamProgress
@@ -58,7 +57,6 @@ class Pipeline:
         self._reports = reports
         self._streams = [RunningStream(spark, plan, job, lost) for job in plan.jobs]
         self._report_at = 0.0
-        self._vacuum_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
         self._background = BackgroundJobs(list(jobs_of(plan)))
 
     def run(self, stop: Event) -> list[StreamProgress]:
@@ -72,11 +70,10 @@ class Pipeline:
                     stream.look()
                 self._pass_contents()
                 self._report()
-                self._vacuum()
                 if stop.wait(LOOK_SECONDS):
                     break
             if self._plan.once and self._has_stopped():
-                self._background.work()
+                self._work_once(stop)
         except Exception as error:
             lost = launch.lost(error)
             if lost is None:
@@ -85,12 +82,32 @@ class Pipeline:
                 stream.abandon(lost)
             raise lost from error
         finally:
-            for stream in self._streams:
-                stream.stop()
-            self._background.stop()
-            self._report(last=True)
+            self._stop()
         self._raise_failure()
         return [stream.progress() for stream in self._streams]
+
+    def _work_once(self, stop: Event) -> None:
+        """Do the work of all jobs, until `stop` is set."""
+        worker = Thread(target=self._background.work, name="headwater-jobs", daemon=True)
+        worker.start()
+        while worker.is_alive():
+            if reason := launch.ended():
+                raise SparkLost(reason)
+            if stop.is_set():
+                self._background.request_stop()
+            worker.join(LOOK_SECONDS)
+
+    def _stop(self) -> None:
+        """Stop streams and jobs, all within one time."""
+        deadline = time.monotonic() + limits.PIPELINE_STOP_SECONDS
+        self._background.request_stop()
+        for stream in self._streams:
+            try:
+                stream.stop(max(0.0, deadline - time.monotonic()))
+            except Exception as error:  # of Spark; it must not prevent that the others stop
+                log.warning("A stream of the pipeline did not stop in order: %s", error)
+        self._background.stop(deadline)
+        self._report(last=True)
 
     def _pass_contents(self) -> None:
         for stream in self._streams:
@@ -109,6 +126,8 @@ class Pipeline:
         if failed and (self._plan.once or len(failed) == len(self._streams)):
             assert failed[0].error is not None
             raise failed[0].error
+        if self._plan.once and (error := self._background.failure) is not None:
+            raise error if isinstance(error, HeadwaterError) else _unknown(error)
 
     def _report(self, *, last: bool = False) -> None:
         if not last and time.monotonic() < self._report_at:
@@ -125,12 +144,10 @@ class Pipeline:
     def _behind(self, stream: RunningStream) -> StreamLag | None:
         return None if stream.offset is None else self._reports.behind(stream.offset)
 
-    def _vacuum(self) -> None:
-        if time.monotonic() < self._vacuum_at:
-            return
-        self._vacuum_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
-        try:
-            for done in maintenance.vacuum(self._plan.lake.root, self._plan.vacuum_keep):
-                log.info("Removed %s files from %s", done.removed, done.table)
-        except Exception as error:  # delta-rs has errors of several kinds; none may end the streams
-            log.warning("Vacuum of the lake %s failed: %s", self._plan.lake.root, error)
+
+def _unknown(error: Exception) -> PipelineError:
+    return PipelineError(
+        f"a job of the pipeline failed: {log_file.cause(str(error)) or type(error).__name__}",
+        hint=log_file.record(error),
+        retryable=True,
+    )

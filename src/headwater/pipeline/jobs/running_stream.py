@@ -146,24 +146,25 @@ class RunningStream:
         self.state, self.error, self._error_at = "waiting", error, datetime.now(UTC)
         self._restarts += 1
 
-    def stop(self) -> None:
-        """Stop between two batches: wait for the batch that is being written."""
+    def stop(self, seconds: float = limits.PIPELINE_STOP_SECONDS) -> None:
+        """Stop between two batches: wait this long for the batch that is being written."""
+        deadline = time.monotonic() + seconds
         if self._starting is not None:
             self._stopping = True
-            wait([self._starting], limits.PIPELINE_STOP_SECONDS)
+            wait([self._starting], seconds)
         self._starts.shutdown(wait=False)
         if self._is_abandoned:
             return
-        self._stop_query()
+        self._stop_query(max(0.0, deadline - time.monotonic()))
         if self.state != "failed":
             self.state = "stopped"
 
-    def _stop_query(self) -> None:
+    def _stop_query(self, seconds: float) -> None:
         self._stopping = True
         if self._query is None:
             self._close_sink()
             return
-        if self._gate.acquire(timeout=limits.PIPELINE_STOP_SECONDS):
+        if self._gate.acquire(timeout=seconds):
             self._gate.release()
             self._wait_for_report(self._query)
         self._note_progress(self._query)

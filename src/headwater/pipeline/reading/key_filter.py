@@ -28,7 +28,8 @@ from headwater.pipeline.lake.schemas import arrow_type
 def keys_of(
     where: Filter, table: Table, as_text: Collection[str] = ()
 ) -> list[tuple[Any, ...]] | None:
-    """The keys that the filter names, each once; None for another filter, and for too many keys.
+    """The keys that the filter names, each once; None for another filter, and for no key or too
+    many.
     Columns in `as_text` are compared as text. InvalidQuery where the filter does not fit the
     table."""
     found: dict[str, tuple[Any, ...]] = {}
@@ -51,7 +52,7 @@ def keys_of(
     count = 1
     for values in found.values():
         count *= len(values)
-    if count > limits.LAKE_POINT_KEYS_MAX:
+    if not 0 < count <= limits.LAKE_POINT_KEYS_MAX:
         return None
     return list(product(*(found[name] for name in table.key)))
 

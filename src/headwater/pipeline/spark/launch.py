@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.01
 
+_START_SECONDS = 300.0
+"""How long a start of Spark's Java may take, on a machine that has other work."""
+
 _COMMAND_BYTES_MAX = 1_000_000
 
 _COMMANDS_MAX = 8
@@ -152,7 +155,15 @@ class StartingJava:
         return gateway
 
     def _address(self, log: Path) -> tuple[int, str]:
+        deadline = time.monotonic() + _START_SECONDS
         while not self._info.exists():
+            if time.monotonic() > deadline:
+                self.kill()
+                raise PipelineError(
+                    f"Spark did not start within {_START_SECONDS:.0f} s",
+                    hint=f"The output of Java is in {log}.",
+                    retryable=True,
+                )
             if self.process.poll() is not None:
                 self.log.join()
                 if self._is_known and self._stored is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from threading import Event
+
 import pyarrow as pa
 
+from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.background import BackgroundJobs
 from headwater.pipeline.stream.progress import StreamProgress
 
-STEPS = ["start", "note", "work", "progress", "stop"]
+STEPS = ["start", "note", "work", "progress", "request_stop", "stop"]
 
 
 class RecordedJob:
@@ -36,7 +41,14 @@ class RecordedJob:
         self._call("progress")
         return StreamProgress("recorded", "running", "a test") if self._is_used else None
 
-    def stop(self) -> None:
+    @property
+    def failure(self) -> Exception | None:
+        return ValueError("work failed") if self._fails else None
+
+    def request_stop(self) -> None:
+        self._call("request_stop")
+
+    def stop(self, seconds: float) -> None:
         self._call("stop")
 
 
@@ -47,5 +59,27 @@ def test_a_job_that_fails_does_not_stop_the_others() -> None:
     jobs.note(pa.table({}))
     jobs.work()
     assert [each.name for each in jobs.progress()] == ["recorded"]
-    jobs.stop()
+    assert str(jobs.failure) == "work failed"
+    jobs.stop(time.monotonic())
     assert [job.called for job in listed] == [STEPS, STEPS, STEPS]
+
+
+def test_all_jobs_are_asked_to_stop_before_one_is_waited_for() -> None:
+    """A job that waits for another one to stop would otherwise take the time of both."""
+    begun = [Event(), Event()]
+    threads: list[JobThread] = []
+
+    def step(number: int) -> Callable[[JobThread], None]:
+        def wait(run: JobThread) -> None:
+            begun[number].set()
+            while not (threads[0].is_stopping and threads[1].is_stopping):
+                pass
+
+        return wait
+
+    threads += [JobThread(f"job {n}", step(n)) for n in range(2)]
+    jobs = BackgroundJobs(threads)
+    jobs.start()
+    assert all(each.wait(30) for each in begun)
+    jobs.stop(time.monotonic() + 60)
+    assert not any(each.is_alive for each in threads)
