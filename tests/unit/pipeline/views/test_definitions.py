@@ -25,7 +25,7 @@ from headwater.errors import ConfigError
 from headwater.pipeline.views.aggregates import FIELDS, rows_field
 from headwater.pipeline.views.definitions import define
 from headwater.pipeline.views.results import Aggregate, ResultField, read_result
-from headwater.pipeline.views.storage.groups import GroupDeltas, texts
+from headwater.pipeline.views.storage.groups import group_rows, texts
 
 
 def struct(kind: str, value: DataType, call: int = 0) -> StructType:
@@ -137,8 +137,8 @@ def test_the_groups_that_a_batch_adds() -> None:
     key = (ResultField("region", "text"),)
     aggregates = (Aggregate("n", "count"), Aggregate("most", "max", "numeric", 2))
     result = type(read_result("v", ("k",), one_column()))(key, aggregates)
-    pairs = [[{"value": Decimal("1.50"), "weight": 1}], [], None]
-    rows = pa.table(
+    pairs = [[{"value": Decimal("1.50"), "weight": 1}] * 2, [], None]
+    batch = pa.RecordBatch.from_pydict(
         {
             "k0": ["west", None, "null"],
             "rows": [1, -1, 2],
@@ -149,10 +149,14 @@ def test_the_groups_that_a_batch_adds() -> None:
             ),
         }
     )
-    (part,) = GroupDeltas.of(result, rows)
-    assert len(set(part.ids)) == 3
-    assert part.totals == {"a0_total": [1, -1, 0]}
-    assert part.values == {1: ([part.ids[0]], ["1.50"], [1])}
+    (one, groups), (two, values) = group_rows(result, ["groups", "values"], batch)
+    assert (one, two) == ("groups", "values")
+    ids = groups.column("id").to_pylist()
+    assert len(set(ids)) == 3
+    assert groups.column("k0").to_pylist() == ["west", None, "null"]
+    assert groups.column("rows").to_pylist() == [1, -1, 2]
+    assert groups.column("a0_total").to_pylist() == [1, -1, None]
+    assert values.to_pylist() == [{"id": ids[0], "value": "1.50", "n": 2}]
 
 
 def one_column() -> StructType:
