@@ -1,4 +1,8 @@
-"""Runs every benchmark: `python -m benchmarks [--large]`."""
+"""Runs the benchmarks: `python -m benchmarks [--large]`.
+
+A peer that is not installed is named in the report, and ours is measured without it.
+`benchmarks.sources` needs MariaDB, and runs alone.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,20 @@ import sys
 
 from benchmarks import (
     capture,
+    debezium,
     fanout,
     gateway,
     groups,
     hostile,
     live,
     loop,
+    many_tables,
     past,
     pipeline,
     queries,
     reader,
+    reconcile,
+    start,
     topics,
     views,
     wal_writers,
@@ -37,7 +45,11 @@ def main() -> None:
     report("What one hostile user costs another", hostile.run(large=large))
     report("The past of a row, without Spark", past.run(large=large))
     report("The pipeline", pipeline.run(large=large))
+    report("The start of the pipeline, in seconds", start.run(large=large))
+    report("Beside Debezium", debezium.run(large=large))
     report("Streaming views", views.run(large=large))
+    report("Many tables", many_tables.run(large=large))
+    report("Reconcile", reconcile.run(large=large))
     live.main()
 
 

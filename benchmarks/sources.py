@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import psycopg
 
@@ -35,6 +35,16 @@ TARGETS = {"postgresql": 50_000, "mysql": 30_000}
 
 TRANSACTION_ROWS = 500
 """Rows of one transaction of the backlog: half of them are inserted, half updated."""
+
+
+class Size(NamedTuple):
+    """Rows of the first copy and changes of the backlog, and single inserts."""
+
+    rows: int
+    singles: int
+
+
+TINY, SMALL, LARGE = Size(1_000, 3), Size(50_000, 50), Size(1_000_000, 200)
 
 
 class SourceDatabase(Protocol):
@@ -204,9 +214,9 @@ class Runner:
         return int(line.split()[1]) / 1024
 
 
-async def measure(database: SourceDatabase, url: str, *, large: bool) -> list[Result]:
+async def measure(database: SourceDatabase, url: str, size: Size) -> list[Result]:
     """All figures of one source."""
-    rows = 1_000_000 if large else 50_000
+    rows = size.rows
     database.fill(rows)
     runner = Runner(url)
     async with await connect(url, purpose="benchmark") as connection:
@@ -219,7 +229,7 @@ async def measure(database: SourceDatabase, url: str, *, large: bool) -> list[Re
         try:
             await _until(connection, database.kind, rows)
             results = [_rate(f"{database.kind}: first copy of {rows:,} rows", rows, started)]
-            results.append(await _latency(database, url, rows, 200 if large else 50))
+            results.append(await _latency(database, url, rows, size.singles))
             runner.stop()
             changes = database.backlog(rows + 10_000, rows // TRANSACTION_ROWS)
             results.append(await _catch_up(database, connection, runner, rows, changes))
@@ -371,17 +381,18 @@ def _databases(kinds: list[str]) -> Iterator[Iterator[SourceDatabase]]:
         yield each()
 
 
-def run(*, large: bool = False, kinds: list[str] | None = None) -> list[Result]:
-    return asyncio.run(_run(large, kinds or ["postgresql", "mysql", "sqlite"]))
+def run(*, large: bool = False, tiny: bool = False, kinds: list[str] | None = None) -> list[Result]:
+    size = TINY if tiny else LARGE if large else SMALL
+    return asyncio.run(_run(size, kinds or ["postgresql", "mysql", "sqlite"]))
 
 
-async def _run(large: bool, kinds: list[str]) -> list[Result]:
+async def _run(size: Size, kinds: list[str]) -> list[Result]:
     results: list[Result] = []
     with scratch_server() as target, _databases(kinds) as databases:
         async with await connect(target.url, purpose="benchmark", application_path=True) as made:
             await schema.install(made)
         for database in databases:
-            results += await measure(database, target.url, large=large)
+            results += await measure(database, target.url, size)
     return results
 
 

@@ -8,6 +8,7 @@ runs such a process, and has views.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,9 +24,11 @@ from benchmarks import (
     loop,
     many_tables,
     past,
+    pipeline,
     queries,
     reader,
     reconcile,
+    sources,
     start,
     topics,
     wal_writers,
@@ -74,10 +77,20 @@ def test_inputs_that_keep_the_loop_busy() -> None:
     assert len(results) == len({result.name for result in results}) > 20
 
 
-def test_reconcile(spark: SparkSession) -> None:
+def test_benchmarks_that_share_a_spark(
+    spark: SparkSession, server_url: str, tmp_path: Path
+) -> None:
     results = reconcile.run(tiny=True, spark=spark)
     assert len(results) == 5
-    assert all(result.value for result in results)
+    url = pipeline.database(server_url, "benchmark")
+    size = pipeline.TINY._replace(histories=(200,))
+    past = pipeline.as_of(spark, url, tmp_path / "lake", size)
+    stored = pipeline.size_of_events(spark, tmp_path / "lake")
+    assert all(result.value for result in (*results, past, stored))
+
+
+def test_sources() -> None:
+    assert len(sources.run(tiny=True, kinds=["sqlite"])) == 4
 
 
 def test_the_steps_of_a_start_are_named() -> None:
