@@ -9,9 +9,10 @@ from __future__ import annotations
 import hmac
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -249,6 +250,95 @@ def test_a_random_history(
         if rows is not None and is_quiet:
             typed.expect(rows, each.rows, f"{story.text}\nat {each.at}")
     assert answered, story.text
+
+
+def by_delta_rs(path: str) -> list[typed.Row]:
+    table = DeltaTable(path)
+    fields = table.schema().fields
+    names = {each.name: each.metadata.get("headwater.column", f"!{each.name}") for each in fields}
+    return [
+        {names[name]: value for name, value in row.items()}
+        for row in table.to_pyarrow_dataset().to_table().to_pylist()
+    ]
+
+
+def test_added_and_dropped_columns_leave_closed_versions_in_their_files(
+    url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They only change Delta's schema. Files with and without a column are read, merged, joined and
+    converted together. A column of another type is written again."""
+    lake = lake_at(tmp_path, spark)
+    root = f"{lake.root}/tables/public/items"
+    known: list[typed.Truth] = []
+
+    def closed() -> set[str]:
+        return {f for f in DeltaTable(f"{root}/history").file_uris() if "_is_current=false" in f}
+
+    def after(*statements: str, snapshot: bool = True) -> set[str]:
+        """The files of closed versions when the statements are merged."""
+        execute(url, *statements)
+        if snapshot:
+            lake.snapshot(url, "items")
+        fill(lake, url)
+        reached = lake.reached()
+        assert reached is not None
+        relation = shapes.load(lake.shapes_path, "items")[-1].table.oid
+        done = TypedTable(lake, relation, TableOptions()).advance(reached)
+        assert done.waits is None
+        with opened(url) as database:
+            known.append(typed.truth(database, "items"))
+        return closed()
+
+    def check() -> None:
+        readers: dict[str, Callable[[str], list[typed.Row]]] = {
+            "delta-rs": by_delta_rs,
+            "duckdb": partial(typed.read, engine="duckdb"),
+            "polars": partial(typed.read, engine="polars"),
+        }
+        for engine, read in readers.items():
+            typed.expect(read(f"{root}/current"), known[-1].rows, engine)
+            history = read(f"{root}/history")
+            for number, each in enumerate(known):
+                rows = typed.state_at(history, each.position)
+                assert rows is not None
+                typed.expect(rows, each.rows, f"{engine}, state {number}")
+
+    after(
+        "create table items (id int primary key, note text, amount int)",
+        "insert into items select i, 'n' || i, i from generate_series(1, 5) i",
+        "select headwater.enable_reactivity('items')",
+    )
+    first = after("update items set note = 'x' where id < 3", "delete from items where id = 3")
+    assert first
+    second = after(
+        "alter table items add price numeric(10,2) default 1.5",
+        "alter table items add at timestamp default '2026-11-01 12:00'",
+        "update items set price = 7, at = null where id = 1",
+    )
+    assert first < second
+    columns = {path: set(pq.read_schema(path).names) for path in second}
+    assert {"price" in columns[path] for path in first} == {False}
+    assert {"price" in columns[path] for path in second - first} == {True}
+    third = after("update items set amount = 9 where id = 2", "delete from items where id = 1",
+                  snapshot=False)  # fmt: skip
+    assert second < third
+    feed = pa.table(DeltaTable(f"{root}/history").load_cdf(starting_version=0).read_all())
+    changes = zip(feed["_change_type"].to_pylist(), feed["_is_current"].to_pylist(), strict=True)
+    assert ("delete", False) not in set(changes), "closed versions are not in the feed again"
+    fourth = after(
+        "alter table items drop note", "alter table items add note_2 text",
+        "insert into items values (6, 6, 1, null, 'm')",
+    )  # fmt: skip
+    assert third < fourth
+    check()
+    monkeypatch.setattr(writes, "_COMPACT_COMMITS", 1)
+    fifth = after("update items set amount = 0 where id = 6", snapshot=False)
+    assert len(fifth) < len(fourth), "the files were joined"
+    check()
+    monkeypatch.undo()
+    sixth = after("alter table items alter amount type bigint")
+    assert sixth.isdisjoint(fifth)
+    check()
 
 
 # ------------------------------------------------------------------------ the job

@@ -180,7 +180,7 @@ class TypedTable:
             truncate = next(iter(step.changes.truncates), None)
             for target in targets:
                 combined = _combined(self._lake.spark, target, columns, frame, truncate)
-                whole = not target.has(columns)
+                whole = target.retypes(columns)
                 target.rewrite(combined, columns, self._own(target, after), whole=whole)
         self._changes += step.changes.count + len(step.changes.truncates)
         return ()
@@ -213,7 +213,7 @@ class TypedTable:
                     frame = frame.select(*_names(columns)).unionByName(ended)
             if beyond:
                 return beyond
-            whole = step.end is None or not target.has(columns)
+            whole = step.end is None or target.retypes(columns)
             target.rewrite(frame, columns, after, whole=whole)
         self._changes += base.rows
         return ()
@@ -296,7 +296,7 @@ def _combined(
     truncate, or the end of the era."""
     from pyspark.sql import functions as f
 
-    whole = not target.has(columns)
+    whole = target.retypes(columns)
     stored = target.rows(spark, columns, whole=whole)
     if target.which == CURRENT:
         assert frame is not None

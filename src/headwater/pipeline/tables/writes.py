@@ -73,6 +73,11 @@ class TypedDelta:
         kinds = {field.name: field.type for field in stored}
         return {field.name: field.type for field in wanted} == kinds
 
+    def retypes(self, columns: Sequence[TypedColumn]) -> bool:
+        """Whether a stored column gets another type, so that all rows must be written again. For a
+        column that is added they need not be: Delta says that it is NULL in files that lack it."""
+        return self.schema is not None and bool(differing(columns, self.schema))
+
     # -------------------------------------------------------------------- merging
 
     def merge(self, steps: pa.Table, columns: Sequence[TypedColumn], progress: Progress) -> None:
