@@ -672,9 +672,9 @@ VIEW_TOUCHED_VALUES_MAX = 10_000
 """Different values of a column that changes of a batch may touch in a streaming view that reads its
 tables by them. With more, the view is built again, which is faster."""
 
-VIEW_DRIVER_CHANGES_MAX = 50_000
-"""Changes whose effect on a streaming view the driver itself writes to PostgreSQL. What more
-changes add is written by Spark's tasks."""
+VIEW_DRIVER_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of rows of a streaming view that Spark's tasks return to the driver for a batch, all
+together. A task that has more than its share of them writes its rows to PostgreSQL itself."""
 
 VIEW_CONNECTIONS_MAX = 8
 """Connections over which all streaming views of a pipeline write. Further views wait."""

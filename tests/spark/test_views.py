@@ -26,7 +26,7 @@ from headwater.pipeline.views.definitions import define
 from headwater.pipeline.views.function import ViewFunction
 from headwater.pipeline.views.storage import store
 from tests.support.lake.tables import execute
-from tests.support.lake.views import became, update, views_running
+from tests.support.lake.views import became, differences, equals, update, views_running
 from tests.support.subscribers import Recorder, live
 
 pytestmark = pytest.mark.timeout(300)
@@ -69,18 +69,6 @@ ORDERS = """
 """
 
 
-def differences(url: str, view: str, truth: str) -> list[tuple[Any, ...]]:
-    """The rows that the view has and the aggregate has not, and the reverse."""
-    columns = execute(
-        url,
-        f"select string_agg(quote_ident(attname) || case when atttypid = 'numeric'::regtype then"
-        f" '::text' else '' end, ', ' order by attnum) from pg_attribute"
-        f" where attrelid = '{view}'::regclass and attnum > 1 and not attisdropped",
-    )[0][0]
-    one, two = (f"select {columns} from {each}" for each in (view, f"({truth}) t"))
-    return execute(url, f"({one} except all {two}) union all ({two} except all {one})")
-
-
 def make_tables(url: str) -> None:
     execute(
         url,
@@ -120,12 +108,6 @@ VIEWS = (
     define(revenue, key=["region", "day"]),
     define(countries, key="country", tables={"people": "customers"}, name="public.countries"),
 )
-
-
-def equals(url: str, view: str, truth: str) -> bool:
-    """Whether the view equals the aggregate after a while."""
-    exists = f"select to_regclass('{view}') is not null"
-    return became(lambda: execute(url, exists) == [(True,)] and not differences(url, view, truth))
 
 
 def history(seed: int, steps: int) -> Iterator[str]:

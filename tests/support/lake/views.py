@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -14,6 +15,7 @@ from headwater.pipeline.jobs.pipeline import run
 from headwater.pipeline.jobs.plan import PipelinePlan, views_job
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.views.definitions import StreamingView
+from tests.support.lake.tables import execute
 
 
 def plan(url: str, lake: Lake, *definitions: StreamingView, once: bool = False) -> PipelinePlan:
@@ -45,3 +47,21 @@ def became(condition: Callable[[], bool]) -> bool:
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return met
+
+
+def differences(url: str, view: str, truth: str) -> list[tuple[Any, ...]]:
+    """The rows that the view has and the aggregate has not, and the reverse."""
+    columns = execute(
+        url,
+        f"select string_agg(quote_ident(attname) || case when atttypid = 'numeric'::regtype then"
+        f" '::text' else '' end, ', ' order by attnum) from pg_attribute"
+        f" where attrelid = '{view}'::regclass and attnum > 1 and not attisdropped",
+    )[0][0]
+    one, two = (f"select {columns} from {each}" for each in (view, f"({truth}) t"))
+    return execute(url, f"({one} except all {two}) union all ({two} except all {one})")
+
+
+def equals(url: str, view: str, truth: str) -> bool:
+    """Whether the view equals the aggregate after a while."""
+    exists = f"select to_regclass('{view}') is not null"
+    return became(lambda: execute(url, exists) == [(True,)] and not differences(url, view, truth))

@@ -40,19 +40,14 @@ from headwater.pipeline.views.definitions import StreamingView
 from headwater.pipeline.views.function import ViewFunction
 from headwater.pipeline.views.results import Result, RowResult, ViewResult
 from headwater.pipeline.views.source_rows import TooManyValuesError, Values
-from headwater.pipeline.views.storage import groups, row_tables, staging
+from headwater.pipeline.views.storage import groups, row_tables
 from headwater.pipeline.views.storage.group_tables import GroupTables
 from headwater.pipeline.views.storage.row_tables import RowTables
-from headwater.pipeline.views.storage.store import (
-    Generation,
-    ViewRecord,
-    ViewStore,
-    generation_of,
-)
+from headwater.pipeline.views.storage.staging import Rows, StagedRows
+from headwater.pipeline.views.storage.store import Generation, ViewRecord, ViewStore
 from headwater.pipeline.views.weighted import SourceTable
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
@@ -112,7 +107,7 @@ class MaintainedView:
             if is_due:
                 self._build(now, record, result)
             else:
-                self._use(record, record.columns)
+                self._use(record, self._store.resume(record))
         self.note_error(None)
 
     def rebuild(self) -> None:
@@ -128,11 +123,11 @@ class MaintainedView:
     def _shapes(self, now: DatabaseSnapshot) -> dict[str, Table]:
         return {parameter: now.tables[table].table for parameter, table in self.view.tables}
 
-    def _use(self, record: ViewRecord, result: Result) -> None:
+    def _use(self, record: ViewRecord, tables: Generation) -> None:
         shapes = record.shapes
         self._record = record
-        self._tables = generation_of(self.view, record.number, record.generation, result)
-        self._sources = self._source_tables(shapes, result)
+        self._tables = tables
+        self._sources = self._source_tables(shapes, tables.result)
         self._known = {(table.oid, table.id) for table in shapes.values()}
         self.relations = frozenset(table.oid for table in shapes.values())
         self.position = record.position
@@ -154,17 +149,15 @@ class MaintainedView:
         build = _Build(self, now, tables, self._source_tables(shapes, result))
         try:
             with self._function.executing():
-                runs = build.run(self._spark, self._function, self._url)
-            self._use(
-                self._store.swap(
-                    tables,
-                    runs,
-                    definition=self.view.digest(result.text),
-                    shapes=shapes,
-                    built=now.position,
-                ),
-                result,
+                rows = build.run(self._spark, self._function, self._url)
+            swapped = self._store.swap(
+                tables,
+                rows,
+                definition=self.view.digest(result.text),
+                shapes=shapes,
+                built=now.position,
             )
+            self._use(swapped, tables)
         finally:
             self.building = None
         log.info("Built view %s in %.1f s", self.view.name, time.monotonic() - began)
@@ -240,7 +233,7 @@ class MaintainedView:
             parts = self._planned(planner, until) if parts is None else parts
             (name,) = self.view.parameters
             terms = [{name: weighted.changed(parts, self._sources[name])}]
-            self._add(tables, terms, until, self._count(kinds))
+            self._add(tables, terms, until)
             return
         with self._snapshot() as now:
             # The log has everything that the snapshot contains only from here on.
@@ -256,7 +249,7 @@ class MaintainedView:
                 changed = [n for n, s in self._sources.items() if s.table.oid in _rows(kinds)]
                 with self._function.executing():
                     terms = list(state.terms(parts, result, changed))
-                self._add(tables, terms, now.position, self._count(kinds))
+                self._add(tables, terms, now.position)
             else:
                 self._replace(tables, state, parts, now.position)
 
@@ -269,27 +262,19 @@ class MaintainedView:
         parts = planner.parts(Offset(self._at), Offset(until))
         return weighted.parts_frame(self._spark, parts)
 
-    def _count(self, kinds: Iterable[ChangeKind]) -> int:
-        return sum(kind.count for kind in kinds if kind.relation in self.relations)
-
     def _add(
-        self,
-        tables: GroupTables,
-        terms: Sequence[Mapping[str, DataFrame]],
-        until: Position,
-        count: int,
+        self, tables: GroupTables, terms: Sequence[Mapping[str, DataFrame]], until: Position
     ) -> None:
         """Add weighted rows: the sum of the function over several arguments."""
         assert self._record is not None
+        rows = StagedRows(tables.staging())
+        share = limits.VIEW_DRIVER_BYTES_MAX // max(1, len(terms))
         with self._function.executing():
-            found = [self._function.aggregated(each, tables.result) for each in terms]
-            if count <= limits.VIEW_DRIVER_CHANGES_MAX:
-                changes: list[pa.Table] = [each.toArrow() for each in found]
-                self._record = self._store.add(tables, self._record, changes, until)
-            else:
-                self._store.prepare_staging(tables)
-                runs = [run for each in found for run in stage(tables, each, self._url)]
-                self._record = self._store.add_staged(tables, self._record, runs, until)
+            for each in terms:
+                made = self._function.aggregated(each, tables.result)
+                rows.stage(made, self._url, _group_rows(tables), share)
+        failpoint("unapplied")
+        self._record = self._store.add(tables, self._record, rows, until)
         self.position = until
 
     def _replace(
@@ -297,11 +282,13 @@ class MaintainedView:
     ) -> None:
         """Compute the view for the touched values, and replace its rows with these values."""
         assert self._record is not None
+        rows = StagedRows(tables.staging())
         with self._function.executing():
             touched, frames = state.touched(parts, tables.result)
-            rows = _among(self._function.rows(frames, tables.result), tables.result, touched)
-            found: pa.Table = rows.toArrow()
-        self._record = self._store.replace(tables, self._record, found, touched, until)
+            made = self._function.rows(frames, tables.result)
+            rows.stage(made, self._url, _view_rows(tables, touched), limits.VIEW_DRIVER_BYTES_MAX)
+        failpoint("unapplied")
+        self._record = self._store.replace(tables, self._record, rows, touched, until)
         self.position = until
 
 
@@ -330,20 +317,21 @@ class _Build:
         self._sources = sources
         self._began = time.monotonic()
 
-    def run(self, spark: SparkSession, function: ViewFunction, url: str) -> list[str]:
-        """Returns the runs of tasks whose staged rows are the view."""
+    def run(self, spark: SparkSession, function: ViewFunction, url: str) -> StagedRows:
+        """Returns the rows of the view. All of them are in the staging tables."""
         tables = self._tables
+        rows = StagedRows(tables.staging())
         if isinstance(tables, RowTables):
             frames = {
                 parameter: weighted.present(self._now.frame(spark, table), self._sources[parameter])
                 for parameter, table in self._owner.view.tables
             }
-            return stage(tables, function.rows(frames, tables.result), url)
-        runs: list[str] = []
+            rows.stage(function.rows(frames, tables.result), url, _view_rows(tables))
+            return rows
         for frames in self._portions(spark):
-            runs += stage(tables, function.aggregated(frames, tables.result), url)
+            rows.stage(function.aggregated(frames, tables.result), url, _group_rows(tables))
             failpoint("building")
-        return runs
+        return rows
 
     def _portions(self, spark: SparkSession) -> Iterator[dict[str, DataFrame]]:
         """The arguments of the function: some chunks of a table, with the other tables whole. For
@@ -401,20 +389,14 @@ def _portions(chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
         yield chunks[at : at + limits.VIEW_BUILD_CHUNKS]
 
 
-def stage(tables: Generation, results: DataFrame, url: str) -> list[str]:
-    """Write what a function has made to the staging tables, with Spark's tasks."""
-    names, result = list(tables.staging().tables), tables.result
-    if isinstance(result, ViewResult):
-        return staging.written(results, url, _group_rows(result, names))
-    return staging.written(results, url, _view_rows(result, names[0]))
+def _group_rows(tables: GroupTables) -> Rows:
+    result, names = tables.result, list(tables.staging().tables)
+    return lambda batch: groups.group_rows(result, names, batch)
 
 
-def _group_rows(result: ViewResult, names: list[str]) -> staging.Rows:
-    return lambda batch: groups.staged(result, names, batch)
-
-
-def _view_rows(result: RowResult, name: str) -> staging.Rows:
-    return lambda batch: iter([(name, row_tables.staged_batch(result, batch))])
+def _view_rows(tables: RowTables, touched: Mapping[str, Values] | None = None) -> Rows:
+    result, (name,) = tables.result, tables.staging().tables
+    return lambda batch: iter([(name, row_tables.view_rows(result, batch, touched))])
 
 
 # ------------------------------------------------------------------------ rows of the tables
@@ -543,26 +525,3 @@ def _merged(values: Iterable[Values]) -> Values:
     for each in values:
         merged = merged | each
     return merged
-
-
-def _among(rows: DataFrame, result: RowResult, touched: Mapping[str, Values]) -> DataFrame:
-    """The rows of a result with touched values: those of other values may be incomplete."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    names = [name for name, _ in result.columns]
-    wanted = [
-        (names.index(name), [*values.texts, *([None] if values.has_null else [])])
-        for name, values in touched.items()
-    ]
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sets = [(at, pa.array(values, pa.string())) for at, values in wanted]
-        for batch in batches:
-            for at, values in sets:
-                own = pa.array(groups.key_texts(batch.column(at)), pa.string())
-                batch = batch.filter(pc.is_in(own, values))
-            yield batch
-
-    made: DataFrame = rows.mapInArrow(read, rows.schema)
-    return made

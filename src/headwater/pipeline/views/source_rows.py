@@ -40,6 +40,9 @@ class Values(msgspec.Struct, frozen=True):
     def is_empty(self) -> bool:
         return not self.texts and not self.has_null
 
+    def __contains__(self, text: str | None) -> bool:
+        return self.has_null if text is None else text in self.texts
+
     def __or__(self, other: Values) -> Values:
         return Values(self.texts | other.texts, self.has_null or other.has_null)
 

@@ -20,9 +20,9 @@ from psycopg import sql
 from headwater.errors import PipelineError
 from headwater.pipeline.views.definitions import StreamingView
 from headwater.pipeline.views.results import Aggregate, Result, ViewResult
-from headwater.pipeline.views.storage.groups import GROUPS_AT_ONCE, GroupDeltas
+from headwater.pipeline.views.storage.groups import GROUPS_AT_ONCE
 from headwater.pipeline.views.storage.shown import UNSCALED, Database, ShownTable, upsert
-from headwater.pipeline.views.storage.staging import Staging, counted, rows_of
+from headwater.pipeline.views.storage.staging import StagedRows, Staging
 
 _LONG = ("text", "bytea")
 """Values of these types may be too long for an index; a digest identifies them."""
@@ -40,7 +40,6 @@ class GroupTables:
         self._view = view
         self._prefix = f"view_{number}_{generation}"
         self._groups = sql.Identifier("headwater", f"{self._prefix}_groups")
-        self._add_groups = self._adding(self._given())
         self._refresh = self._showing(some=True)
         self._less_than_none = self._negative()
 
@@ -80,53 +79,27 @@ class GroupTables:
         # An index of values without rows, which are removed right after.
         database.execute(sql.SQL("create index on {} (id) where n <= 0").format(self._values(at)))
 
-    def drop(self, database: Database) -> None:
-        for table in (self._groups, *(self._values(at) for at, _ in self._with_values())):
-            database.execute(sql.SQL("drop table if exists {}").format(table))
-        for statement in self.staging().drop():
-            database.execute(statement)
-
     # -------------------------------------------------------------------- adding
 
-    def add(self, database: Database, part: GroupDeltas) -> None:
-        keys = {f"k{at}": key for at, key in enumerate(part.keys)}
-        database.execute(
-            self._add_groups, {"ids": part.ids, "rows": part.rows, **keys, **part.totals}
-        )
-        for at, each in self._with_values():
-            ids, values, weights = part.values[at]
-            if ids:
-                given = sql.SQL(
-                    f"unnest(%(ids)s::text[]::uuid[], %(values)s::text[]::{each.input}[],"
-                    " %(n)s::int[])"
-                )
-                database.execute(
-                    self._adding_values(at, each, given),
-                    {"ids": ids, "values": values, "n": weights},
-                )
-                database.execute(self._removing_values(at, _GIVEN), {"ids": list(set(ids))})
-
-    def add_staged(self, database: Database, runs: Sequence[str]) -> None:
-        """The same for what tasks have written to `staging`."""
-        given, staging = counted(runs), self.staging()
-        groups, *values = staging.tables
-        database.execute(self._adding(self._staged(groups)), given)
+    def add(self, database: Database, rows: StagedRows) -> None:
+        """Add to the groups and their values."""
+        groups, *values = rows.staging.tables
+        database.execute(self._adding(rows.relation(groups)), rows.given)
         for (at, each), table in zip(self._with_values(), values, strict=True):
-            rows = sql.SQL(
-                f"(select s.id::uuid as id, s.value::{each.input} as value, s.n from {{}} s)"
-            ).format(rows_of(table))
-            database.execute(self._adding_values(at, each, rows), given)
-            ids = sql.SQL("(select s.id::uuid from {} s)").format(rows_of(table))
-            database.execute(self._removing_values(at, ids), given)
+            if rows.has(table):
+                added = self._adding_values(at, each, rows.relation(table))
+                database.execute(added, rows.given)
+                removed = self._removing_values(at, rows.relation(table, "id"))
+                database.execute(removed, rows.given)
 
-    def staged_ids(self, database: Database, runs: Sequence[str]) -> Iterator[list[str]]:
-        """The groups that staged rows belong to, some at a time."""
-        (table, *_) = self.staging().tables
-        query = sql.SQL("select distinct s.id from {} s").format(rows_of(table))
+    def ids(self, database: Database, rows: StagedRows) -> Iterator[list[str]]:
+        """The groups that rows belong to, some at a time."""
+        groups = next(iter(rows.staging.tables))
+        query = sql.SQL("select distinct s.id from {} s").format(rows.relation(groups, "id"))
         with database.cursor("headwater_ids") as cursor:
-            cursor.execute(query, counted(runs))
-            while rows := cursor.fetchmany(GROUPS_AT_ONCE):
-                yield [id for (id,) in rows]
+            cursor.execute(query, rows.given)
+            while found := cursor.fetchmany(GROUPS_AT_ONCE):
+                yield [id for (id,) in found]
 
     def staging(self) -> Staging:
         """Tables for what tasks add to this generation."""
@@ -144,63 +117,30 @@ class GroupTables:
         return Staging(tables)
 
     def _adding(self, rows: sql.Composable) -> sql.Composed:
-        """The statement that adds to groups."""
-        columns, chosen, sums = (
-            ["id", "rows"],
-            ["d.id", "d.rows"],
-            ["rows = g.rows + excluded.rows"],
-        )
-        for at in range(len(self.result.key)):
+        """The statement that adds to groups, of which each may have several rows."""
+        columns, chosen = ["id", "rows"], ["s.id::uuid", "sum(s.rows)::bigint"]
+        sums = ["rows = g.rows + excluded.rows"]
+        for at, field in enumerate(self.result.key):
             columns.append(f"k{at}")
-            chosen.append(f"d.k{at}")
+            chosen.append(f"min(s.k{at})::{field.type}")
         for at, each in enumerate(self.result.aggregates):
             if each.has_values:
                 continue
             columns.append(f"a{at}_total")
-            chosen.append(f"coalesce(d.a{at}_total, 0)")
+            chosen.append(f"coalesce(sum(s.a{at}_total), 0)::bigint")
             sums.append(f"a{at}_total = g.a{at}_total + excluded.a{at}_total")
             if each.kind != "count":
                 columns.append(f"a{at}_sum")
-                chosen.append(f"coalesce(d.a{at}_added, 0) - coalesce(d.a{at}_removed, 0)")
+                added, removed = (
+                    f"coalesce(sum(s.a{at}_{sign}::numeric), 0)" for sign in ("added", "removed")
+                )
+                chosen.append(f"{added} - {removed}")
                 sums.append(f"a{at}_sum = g.a{at}_sum + excluded.a{at}_sum")
         return sql.SQL(
             f"insert into {{groups}} as g ({', '.join(columns)}) select {', '.join(chosen)}"
-            f" from {{rows}} on conflict (id) do update set {', '.join(sums)}"
+            " from {rows} s group by s.id"
+            f" on conflict (id) do update set {', '.join(sums)}"
         ).format(groups=self._groups, rows=rows)
-
-    def _fields(self) -> Iterator[tuple[str, str]]:
-        """The columns of what is added to groups, and their types."""
-        yield from ((f"k{at}", field.type) for at, field in enumerate(self.result.key))
-        for at, each in enumerate(self.result.aggregates):
-            if not each.has_values:
-                yield f"a{at}_total", "bigint"
-                if each.kind != "count":
-                    yield from ((f"a{at}_{sign}", "numeric") for sign in ("added", "removed"))
-
-    def _given(self) -> sql.SQL:
-        """What is added, as arrays."""
-        arrays = [
-            f", %({name})s::{'bigint[]' if kind == 'bigint' and name[0] == 'a' else _texts(kind)}"
-            for name, kind in self._fields()
-        ]
-        names = "".join(f", {name}" for name, _ in self._fields())
-        return sql.SQL(
-            f"unnest(%(ids)s::text[]::uuid[], %(rows)s::bigint[]{''.join(arrays)}) d"
-            f" (id, rows{names})"
-        )
-
-    def _staged(self, table: str) -> sql.Composed:
-        """What is added, as staged by tasks: a group may have several rows."""
-        made = [
-            f", {'min' if name[0] == 'k' else 'sum'}(s.{name}"
-            f"{f'::{kind}' if name[0] == 'a' else ''}){f'::{kind}' if name[0] == 'k' else ''}"
-            f" as {name}"
-            for name, kind in self._fields()
-        ]
-        return sql.SQL(
-            f"(select s.id::uuid as id, sum(s.rows)::bigint as rows{''.join(made)}"
-            " from {} s group by s.id) d"
-        ).format(rows_of(table))
 
     def _adding_values(self, at: int, each: Aggregate, rows: sql.Composable) -> sql.Composed:
         """The statement that adds to the values of groups, and counts new distinct values."""
@@ -217,21 +157,25 @@ class GroupTables:
         return sql.SQL(
             f"with added as (insert into {{values}} as v (id, {columns}value, n)"
             f" select d.id, {digest_column}d.value, sum(d.n)"
-            " from {rows} d (id, value, n) group by d.id, d.value having sum(d.n) <> 0"
+            f" from (select s.id::uuid as id, s.value::{each.input} as value, s.n"
+            " from {rows} s) d group by d.id, d.value having sum(d.n) <> 0"
             f" on conflict ({target}) do update set n = v.n + excluded.n"
             " returning v.id, v.xmax = 0 as is_new)"
             f"{count or ' select 1 where false'}"
         ).format(values=self._values(at), groups=self._groups, rows=rows)
 
-    def _removing_values(self, at: int, ids: sql.Composable) -> sql.Composed:
-        delete = "delete from {values} where n <= 0 and n = 0 and id = any({ids})"
+    def _removing_values(self, at: int, rows: sql.Composable) -> sql.Composed:
+        delete = (
+            "delete from {values} where n <= 0 and n = 0"
+            " and id in (select s.id::uuid from {rows} s)"
+        )
         if self.result.aggregates[at].kind != "count_distinct":
-            return sql.SQL(delete).format(values=self._values(at), ids=ids)
+            return sql.SQL(delete).format(values=self._values(at), rows=rows)
         return sql.SQL(
             f"with gone as ({delete} returning id)"
             f" update {{groups}} g set a{at}_total = g.a{at}_total - a.n"
             " from (select id, count(*) as n from gone group by id) a where g.id = a.id"
-        ).format(values=self._values(at), groups=self._groups, ids=ids)
+        ).format(values=self._values(at), groups=self._groups, rows=rows)
 
     # -------------------------------------------------------------------- showing
 
@@ -310,13 +254,6 @@ class GroupTables:
         """Write this generation to the table that users read; returns its oid. Only differences are
         written."""
         return self._shown.show(database, relation, before, self._showing(some=False))
-
-
-_GIVEN = sql.SQL("%(ids)s::text[]::uuid[]")
-
-
-def _texts(kind: str) -> str:
-    return f"text[]::{kind}[]"
 
 
 def _key(at: int) -> sql.Composable:

@@ -6,7 +6,7 @@ a new generation has a table of its own, until it replaces the one before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +16,9 @@ from headwater.errors import PipelineError
 from headwater.pipeline.views.definitions import StreamingView
 from headwater.pipeline.views.results import Result, ResultField, RowResult
 from headwater.pipeline.views.source_rows import Values
-from headwater.pipeline.views.storage.groups import digest, texts
+from headwater.pipeline.views.storage.groups import digest, key_texts, texts
 from headwater.pipeline.views.storage.shown import UNSCALED, Database, ShownTable, upsert
-from headwater.pipeline.views.storage.staging import Staging, counted, rows_of
+from headwater.pipeline.views.storage.staging import StagedRows, Staging
 
 
 class RowTables:
@@ -40,32 +40,32 @@ class RowTables:
     def create(self, database: Database) -> None:
         """Nothing: `staging` has the rows of a generation until it is shown."""
 
-    def drop(self, database: Database) -> None:
-        for statement in self.staging().drop():
-            database.execute(statement)
-
     # -------------------------------------------------------------------- a generation
 
     def show(
-        self, database: Database, relation: int | None, before: Result | None, runs: Sequence[str]
+        self, database: Database, relation: int | None, before: Result | None, rows: StagedRows
     ) -> int:
         """Write this generation to the table that users read; returns its oid. Only differences are
         written."""
-        rows, given = rows_of(self._stage), counted(runs)
-        twice = sql.SQL("select s.id from {} s group by s.id having count(*) > 1 limit 1")
-        if database.execute(twice.format(rows), given).fetchone():
-            raise self._twice()
+        self._check_unique(database, rows)
         gone = sql.SQL(
-            "delete from {shown} v where not exists (select from {rows} s where s.id::uuid ="
+            "delete from {shown} v where not exists (select from {ids} s where s.id::uuid ="
             " v.row_id)"
-        ).format(shown=self._shown.name, rows=rows)
-        return self._shown.show(
-            database, relation, before, [gone, self._upsert(sql.SQL("{} s").format(rows))], given
-        )
+        ).format(shown=self._shown.name, ids=rows.relation(self._stage, "id"))
+        statements = [gone, self._upsert(rows)]
+        return self._shown.show(database, relation, before, statements, rows.given)
 
-    def _upsert(self, rows: sql.Composable) -> sql.Composed:
+    def _check_unique(self, database: Database, rows: StagedRows) -> None:
+        twice = sql.SQL("select s.id from {} s group by s.id having count(*) > 1 limit 1")
+        ids = rows.relation(self._stage, "id")
+        if database.execute(twice.format(ids), rows.given).fetchone():
+            raise self._twice()
+
+    def _upsert(self, rows: StagedRows) -> sql.Composed:
         columns = [sql.SQL(", ") + _value(at, field) for at, field in enumerate(self.result.fields)]
-        chosen = sql.SQL("select s.id::uuid{} from {}").format(sql.SQL("").join(columns), rows)
+        chosen = sql.SQL("select s.id::uuid{} from {} s").format(
+            sql.SQL("").join(columns), rows.relation(self._stage)
+        )
         return upsert(self._shown, [name for name, _ in self.result.columns], chosen)
 
     def _twice(self) -> PipelineError:
@@ -77,32 +77,32 @@ class RowTables:
 
     # -------------------------------------------------------------------- changes
 
-    def replace(self, database: Database, rows: pa.Table, touched: Mapping[str, Values]) -> None:
+    def replace(self, database: Database, rows: StagedRows, touched: Mapping[str, Values]) -> None:
         """Replace the rows that have the touched values in the columns that the view is local
         to."""
-        named = _staged(self.result, rows)
-        ids = named["id"]
-        if len(set(ids)) < len(ids):
-            raise self._twice()
-        given: dict[str, Any] = dict(named) | {"ids": ids}
-        local = self._touched(touched, given)
+        self._check_unique(database, rows)
+        given = dict(rows.given)
+        names = {
+            "shown": self._shown.name,
+            "ids": rows.relation(self._stage, "id"),
+            "local": self._touched(touched, given),
+        }
+        # Counted: with `limit 1`, PostgreSQL would scan the table for a row that is not there.
         others = sql.SQL(
-            "select from {shown} v where v.row_id = any(%(ids)s::text[]::uuid[])"
-            " and ({local}) is not true limit 1"
-        ).format(shown=self._shown.name, local=local)
-        if ids and database.execute(others, given).fetchone():
+            "select count(*) from {shown} v where v.row_id in (select s.id::uuid from {ids} s)"
+            " and ({local}) is not true"
+        ).format(**names)
+        if database.execute(others, given).fetchone() != (0,):
             raise self._twice()
-        database.execute(
-            sql.SQL(
-                "delete from {shown} v where {local} and v.row_id <> all(%(ids)s::text[]::uuid[])"
-            ).format(shown=self._shown.name, local=local),
-            given,
-        )
-        if ids:
-            arrays = ", ".join(f"%({name})s::text[]" for name in named)
-            database.execute(
-                self._upsert(sql.SQL(f"unnest({arrays}) s ({', '.join(named)})")), given
-            )
+        # Sets and an array, not a join: how many rows there are is not known to PostgreSQL, which
+        # could choose a nested loop.
+        gone = sql.SQL(
+            "delete from {shown} v where v.row_id = any(array("
+            "select v.row_id from {shown} v where {local} except select s.id::uuid from {ids} s))"
+        ).format(**names)
+        database.execute(gone, given)
+        if rows.has(self._stage):
+            database.execute(self._upsert(rows), given)
 
     def _touched(self, touched: Mapping[str, Values], given: dict[str, Any]) -> sql.Composed:
         """Whether a row has touched values."""
@@ -124,19 +124,19 @@ def _value(at: int, field: ResultField) -> sql.Composable:
     return sql.SQL(f"trim_scale({text})" if field.scale == UNSCALED else text)
 
 
-def staged_batch(result: RowResult, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of the result, as they are written to the staging table."""
-    return pa.RecordBatch.from_pydict(
-        {name: pa.array(values, pa.string()) for name, values in _staged(result, batch).items()}
-    )
-
-
-def _staged(result: RowResult, rows: pa.RecordBatch | pa.Table) -> dict[str, list[Any]]:
-    columns = [texts(_one(rows.column(at))) for at in range(len(result.fields))]
+def view_rows(
+    result: RowResult, batch: pa.RecordBatch, touched: Mapping[str, Values] | None = None
+) -> pa.RecordBatch:
+    """Rows of the result, as rows for the staging table. Those of other than the touched values may
+    be incomplete, and are left out."""
+    for name, values in ({} if touched is None else touched).items():
+        at = result.columns.index((name, dict(result.columns)[name]))
+        own = [each in values for each in key_texts(batch.column(at))]
+        batch = batch.filter(pa.array(own, pa.bool_()))
     # The columns of the result are in the order of its fields.
+    columns = [texts(batch.column(at)) for at in range(len(result.fields))]
     ids = [digest(key) for key in zip(*columns[: len(result.key)], strict=True)]
-    return {"id": ids, **{f"c{at}": values for at, values in enumerate(columns)}}
-
-
-def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    named = {"id": ids, **{f"c{at}": values for at, values in enumerate(columns)}}
+    return pa.RecordBatch.from_pydict(
+        {name: pa.array(values, pa.string()) for name, values in named.items()}
+    )

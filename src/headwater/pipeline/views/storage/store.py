@@ -7,13 +7,12 @@ transaction. The statements over the tables of a generation are in `group_tables
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import msgspec
 import psycopg
-import pyarrow as pa
 from psycopg import sql
 
 from headwater import limits
@@ -27,9 +26,9 @@ from headwater.pipeline.views.results import Result, ViewResult, decoded
 from headwater.pipeline.views.source_rows import Values
 from headwater.pipeline.views.storage.connections import ViewConnections, translated
 from headwater.pipeline.views.storage.group_tables import GroupTables
-from headwater.pipeline.views.storage.groups import GroupDeltas
 from headwater.pipeline.views.storage.row_tables import RowTables
 from headwater.pipeline.views.storage.shown import Database
+from headwater.pipeline.views.storage.staging import StagedRows
 
 Generation: TypeAlias = GroupTables | RowTables
 
@@ -123,6 +122,15 @@ class ViewStore:
 
     # -------------------------------------------------------------------- building
 
+    def resume(self, record: ViewRecord) -> Generation:
+        """The tables of the present generation, with empty staging tables. What a process that was
+        killed has left is removed."""
+        result = record.columns
+        tables = generation_of(self._view, record.number, record.generation, result)
+        with self._applying(record) as database:
+            self._prepare(database, record, tables)
+        return tables
+
     def begin(self, record: ViewRecord, result: Result) -> Generation:
         """Create empty tables for the next generation."""
         tables = generation_of(self._view, record.number, record.generation + 1, result)
@@ -130,16 +138,26 @@ class ViewStore:
             if _record(database, self._view.name).generation != record.generation:
                 raise self._shared()
             self._check_free(database, record)
-            tables.drop(database)
+            self._prepare(database, record, tables)
             tables.create(database)
-            for statement in tables.staging().create():
-                database.execute(statement)
         return tables
+
+    def _prepare(self, database: Database, record: ViewRecord, tables: Generation) -> None:
+        """Create the staging tables. The view has only these, and the groups of its generation."""
+        self._drop_others(database, record.number, rf"{record.generation}_(groups|a\d+)$")
+        for statement in tables.staging().create():
+            database.execute(statement)
+
+    def _drop_others(self, database: Database, number: int, kept: str) -> None:
+        """Drop the inner tables of the view but those that match."""
+        own = f"^view_{number}_"
+        for (name,) in database.execute(_INNER, {"own": own, "kept": own + kept}).fetchall():
+            database.execute(sql.SQL("drop table {}").format(sql.Identifier("headwater", name)))
 
     def swap(
         self,
         tables: Generation,
-        runs: Sequence[str],
+        rows: StagedRows,
         *,
         definition: str,
         shapes: dict[str, Table],
@@ -161,28 +179,22 @@ class ViewStore:
             if before.generation != tables.generation - 1:
                 raise self._shared()
             self._check_free(database, before)
-            values["relation"] = self._shown(database, tables, before, runs)
+            rows.check(database)
+            values["relation"] = self._shown(database, tables, before, rows)
             failpoint("swapping")
             database.execute(_SWAP, values)
-            if before.generation:
-                generation_of(self._view, before.number, before.generation, before.columns).drop(
-                    database
-                )
-            self._drop_staging(database, tables)
+            self._drop_others(database, before.number, f"{tables.generation}_")
+            rows.clear(database)
             return _record(database, name)
 
     def _shown(
-        self, database: Database, tables: Generation, before: ViewRecord, runs: Sequence[str]
+        self, database: Database, tables: Generation, before: ViewRecord, rows: StagedRows
     ) -> int:
         columns = before.columns if before.result else None
         if isinstance(tables, RowTables):
-            return tables.show(database, before.relation, columns, runs)
-        tables.add_staged(database, runs)
+            return tables.show(database, before.relation, columns, rows)
+        tables.add(database, rows)
         return tables.show(database, before.relation, columns)
-
-    def _drop_staging(self, database: Database, tables: Generation) -> None:
-        for statement in tables.staging().drop():
-            database.execute(statement)
 
     def _shared(self) -> PipelineError:
         return PipelineError(
@@ -203,49 +215,30 @@ class ViewStore:
     # -------------------------------------------------------------------- batches
 
     def add(
-        self, tables: GroupTables, record: ViewRecord, changes: Sequence[pa.Table], until: Position
+        self, tables: GroupTables, record: ViewRecord, rows: StagedRows, until: Position
     ) -> ViewRecord:
         """Add what changes add to groups, together with the position, in one transaction."""
         with self._applying(record) as database:
-            touched: dict[str, None] = {}
-            for each in changes:
-                for part in GroupDeltas.of(tables.result, each):
-                    tables.add(database, part)
-                    touched |= dict.fromkeys(part.ids)
+            rows.check(database)
+            tables.add(database, rows)
             # Only now: a join may remove a row of the view before it adds another one.
-            tables.refresh(database, list(touched))
-            return self._applied(database, record, until)
-
-    def prepare_staging(self, tables: Generation) -> None:
-        """Create the tables that tasks write a large batch to."""
-        with self.transaction() as database:
-            self._drop_staging(database, tables)
-            for statement in tables.staging().create():
-                database.execute(statement)
-
-    def add_staged(
-        self, tables: GroupTables, record: ViewRecord, runs: Sequence[str], until: Position
-    ) -> ViewRecord:
-        """The same for a large batch, which tasks have staged."""
-        with self._applying(record) as database:
-            tables.add_staged(database, runs)
-            for ids in tables.staged_ids(database, runs):
+            for ids in tables.ids(database, rows):
                 tables.refresh(database, ids)
-            self._drop_staging(database, tables)
-            return self._applied(database, record, until)
+            return self._applied(database, record, rows, until)
 
     def replace(
         self,
         tables: RowTables,
         record: ViewRecord,
-        rows: pa.Table,
+        rows: StagedRows,
         touched: Mapping[str, Values],
         until: Position,
     ) -> ViewRecord:
         """Replace the rows of touched values, together with the position, in one transaction."""
         with self._applying(record) as database:
+            rows.check(database)
             tables.replace(database, rows, touched)
-            return self._applied(database, record, until)
+            return self._applied(database, record, rows, until)
 
     @contextmanager
     def _applying(self, record: ViewRecord) -> Iterator[Database]:
@@ -257,7 +250,10 @@ class ViewStore:
             yield database
         failpoint("applied")
 
-    def _applied(self, database: Database, record: ViewRecord, until: Position) -> ViewRecord:
+    def _applied(
+        self, database: Database, record: ViewRecord, rows: StagedRows, until: Position
+    ) -> ViewRecord:
+        rows.clear(database)
         found = self._advance(database, record, until)
         failpoint("applying")
         return found
@@ -293,6 +289,11 @@ def _row(cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
     assert row is not None
     return row
 
+
+_INNER = """
+    select relname from pg_class where relnamespace = 'headwater'::regnamespace and relkind = 'r'
+      and relname ~ %(own)s and relname !~ %(kept)s
+"""
 
 _NEW = """
     insert into headwater.views (name, state) values (%s, 'new') on conflict (name) do nothing
