@@ -248,6 +248,8 @@ def test_a_random_history(
             typed.expect(rows, each.rows, f"{story.text}\nat {each.position}")
         rows = typed.state_at_time(history[next(engine)], each.at)
         if rows is not None and is_quiet:
+            # A table that was empty when it was read has no row with that position.
+            answered += 1
             typed.expect(rows, each.rows, f"{story.text}\nat {each.at}")
     assert answered, story.text
 

@@ -66,3 +66,20 @@ def _found(log: Path, pattern: str) -> str:
             return match[1]
         pause.wait(0.1)
     raise AssertionError(log.read_text())
+
+
+def executors(folder: Path) -> list[int]:
+    """The processes of the executors of the cluster in a folder."""
+    return [
+        int(each.name)
+        for each in Path("/proc").iterdir()
+        if each.name.isdigit() and _is_executor(each, folder / "work")
+    ]
+
+
+def _is_executor(process: Path, work: Path) -> bool:
+    try:
+        is_here = (process / "cwd").readlink().is_relative_to(work)
+        return is_here and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False

@@ -49,6 +49,15 @@ def truth(database: Database, table: str) -> Truth:
 
 def _text(name: str, kind: str) -> str:
     column = '"{}"'.format(name.replace('"', '""'))
+    if kind in ("json[]", "jsonb[]"):
+        # The elements as JSON texts, if it has one dimension.
+        texts = (
+            f"(select json_agg(e::text order by n) from unnest({column}) with ordinality u(e, n))"
+        )
+        return (
+            f"case when array_ndims({column}) = 1 then {texts} #>> '{{}}'"
+            f" else to_json({column}) #>> '{{}}' end"
+        )
     return f"{column}::text" if kind in ("json", "jsonb") else f"to_json({column}) #>> '{{}}'"
 
 
@@ -56,6 +65,7 @@ def read(path: str, engine: Literal["duckdb", "polars"]) -> list[Row]:
     """The rows of a Delta table, with the columns' names in PostgreSQL; Headwater's own columns
     have theirs."""
     table = DeltaTable(path)
+    reals = {f.name for f in table.schema().fields if "float" in str(f.type.to_json())}
     names = {
         f.name: f.metadata.get("headwater.column", f"!{f.name}") for f in table.schema().fields
     }
@@ -75,7 +85,20 @@ def read(path: str, engine: Literal["duckdb", "polars"]) -> list[Row]:
             for row in rows:  # the name of a folder, which only Delta's schema makes a boolean
                 if "_is_current" in row:
                     row["_is_current"] = row["_is_current"] in (True, "true")
-    return [{names[name]: value for name, value in row.items()} for row in rows]
+    return [
+        {names[name]: _reals(value) if name in reals else value for name, value in row.items()}
+        for row in rows
+    ]
+
+
+class Real(float):
+    """A number of four bytes. Programs return it as one of eight."""
+
+
+def _reals(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_reals(each) for each in value]
+    return None if value is None else Real(value)
 
 
 def state_at(history: list[Row], position: Position) -> list[Row] | None:
@@ -146,17 +169,17 @@ def same(value: Any, text: str | None) -> bool:
 
 
 def _same_item(value: Any, item: Any) -> bool:
+    if isinstance(item, dict):  # a row, which the lake has as JSON
+        return bool(json.loads(value, parse_float=str, parse_int=str) == item)
     return same(value, str(item).lower() if isinstance(item, bool) else item)
 
 
 def _same_float(value: float, expected: float) -> bool:
-    def short(number: float) -> float:
-        try:
-            return float(struct.unpack("f", struct.pack("f", number))[0])
-        except OverflowError:
-            return number
-
-    return repr(value) == repr(expected) or value == short(expected) or (value != value != expected)
+    if value != value or expected != expected:
+        return value != value and expected != expected
+    if isinstance(value, Real):
+        return struct.pack("f", value) == struct.pack("f", expected)
+    return repr(value) == repr(expected)
 
 
 def _same_number(value: str, text: str) -> bool:
@@ -168,8 +191,11 @@ def _same_number(value: str, text: str) -> bool:
 
 
 def _same_json(value: str, text: str) -> bool:
-    """So do the elements of arrays."""
+    """So do the elements of arrays. Those of an array of JSON are texts in the truth."""
     try:
-        return value[:1] == "[" and bool(json.loads(value) == json.loads(text))
-    except ValueError:
+        if value[:1] != "[":
+            return False
+        found, items = json.loads(value), json.loads(text)
+        return bool(found == items) or found == [each and json.loads(each) for each in items]
+    except (ValueError, TypeError):
         return False
