@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from threading import BoundedSemaphore, Condition, Lock, Thread
+from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +32,7 @@ from headwater.pipeline.stream.progress import StreamProgress
 from headwater.pipeline.stream.sink import StreamSink
 from headwater.pipeline.views.definitions import StreamingView
 from headwater.pipeline.views.maintenance import MaintainedView
+from headwater.pipeline.views.permits import Permits, ViewPermits
 from headwater.pipeline.views.storage.connections import ViewConnections
 from headwater.pipeline.views.storage.store import ViewStore, due_views
 
@@ -69,7 +70,7 @@ class ViewsSink(StreamSink):
         self._checkpoint = checkpoint
         self._planners = _Planners(url)
         self._connections = ViewConnections(url)
-        self._permits = _Permits()
+        self._permits = ViewPermits()
         self._is_closing = Condition()
         self._stopping = False
         with self._planners.one() as planner:
@@ -167,7 +168,7 @@ class ViewWorker:
         view: MaintainedView,
         spark: SparkSession,
         planners: _Planners,
-        permits: _Permits,
+        permits: ViewPermits,
         target: Position,
     ) -> None:
         self.name = view.view.name
@@ -183,7 +184,7 @@ class ViewWorker:
         self._is_working = False
         self._stopping = False
         self._wake = Condition()
-        self._permit: BoundedSemaphore | None = None
+        self._permit: Permits | None = None
         self._is_awaited = False
         self._pause, self._retry_at = limits.PIPELINE_RESTART_SECONDS[0], 0.0
         # Where the view last changed. Its position moves with each batch, also with one of nothing
@@ -377,7 +378,7 @@ class ViewWorker:
 
     # -------------------------------------------------------------------- its permit
 
-    def hold(self, permit: BoundedSemaphore) -> None:
+    def hold(self, permit: Permits) -> None:
         """Take a permit. One to work with the stream is given back at once where the stream no
         longer waits."""
         with self._wake:
@@ -386,7 +387,7 @@ class ViewWorker:
         if is_late and (late := self.release()) is not None:
             late.release()
 
-    def release(self) -> BoundedSemaphore | None:
+    def release(self) -> Permits | None:
         """Take its permit away, if it has one."""
         with self._wake:
             permit, self._permit = self._permit, None
@@ -403,25 +404,6 @@ def _explained(view: str, error: Exception) -> HeadwaterError:
         hint="Spark's log has the details; headwater status prints the path of that file.",
         retryable=True,
     )
-
-
-class _Permits:
-    """How many views work at the same time: those that the stream waits for, and the others."""
-
-    def __init__(self) -> None:
-        self._together = BoundedSemaphore(limits.VIEWS_AT_ONCE)
-        self._behind = BoundedSemaphore(limits.VIEWS_BEHIND_AT_ONCE)
-
-    @contextmanager
-    def held(self, worker: ViewWorker, *, is_behind: bool) -> Iterator[None]:
-        permit = self._behind if is_behind else self._together
-        permit.acquire()
-        worker.hold(permit)
-        try:
-            yield
-        finally:
-            if (still := worker.release()) is not None:
-                still.release()
 
 
 class _Planners:
