@@ -50,7 +50,7 @@ class ChildProcess:
         longest pause; a child that does not stop in `stop_seconds` is killed."""
         self._command = [sys.executable, "-m", module, *arguments]
         self._process: Process | None = None
-        self._environment = os.environ | dict(environment) | {PARENT: "1"}
+        self.environment = os.environ | dict(environment) | {PARENT: "1"}
         self._print_line = print_line
         self._restart_seconds = restart_seconds
         self._stop_seconds = stop_seconds
@@ -83,7 +83,7 @@ class ChildProcess:
             stdin=PIPE,
             stdout=PIPE,
             stderr=STDOUT,
-            env=self._environment,
+            env=self.environment,
             # Ctrl-C reaches only the parent, which stops the child when it is ready to.
             start_new_session=True,
         )

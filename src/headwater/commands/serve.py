@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from headwater.app import Headwater
@@ -19,7 +18,6 @@ from headwater.errors import ConfigError
 from headwater.logs import log_as_json
 from headwater.pipeline import packages
 from headwater.pipeline.process import PipelineProcess, absolute_lake
-from headwater.settings.names import variable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -80,7 +78,8 @@ def serve(
 
         async with hw:
             assert hw.gateway is not None
-            async with _pipeline(hw, program, json=json) if with_pipeline else nullcontext():
+            process = pipeline_process(hw, program, json=json)
+            async with supervised(process, "pipeline") if with_pipeline else nullcontext():
                 await server.serve(
                     asgi,
                     host=address,
@@ -115,23 +114,13 @@ def _is_local(address: str) -> bool:
         return False
 
 
-def _pipeline(
-    hw: Headwater, program: str | None, *, json: bool
-) -> AbstractAsyncContextManager[None]:
-    """The pipeline in a child process, with the application, database, lake and settings of the
-    gateway."""
+def pipeline_process(hw: Headwater, program: str | None, *, json: bool) -> PipelineProcess:
+    """The pipeline for the application, database and lake of the gateway. It reads the other
+    settings itself, from the same folder and environment: a variable cannot hold them all."""
 
     def print_line(line: str) -> None:
         print(line if json and line.startswith("{") else f"pipeline │ {line}", file=sys.stderr)
 
-    lake_settings = {
-        variable(f"lake_{name}"): str(value)
-        for name, value in msgspec.structs.asdict(hw.settings.lake).items()
-        if value is not None
-    }
     options = [*(("--app", program) if program else ()), *(("--json",) if json else ())]
     lake = absolute_lake(hw.settings.lake.location)
-    return supervised(
-        PipelineProcess(hw.url, lake, print_line, options=options, settings=lake_settings),
-        "pipeline",
-    )
+    return PipelineProcess(hw.url, lake, print_line, options=options)

@@ -7,7 +7,7 @@ started, restarted and stopped is in `headwater.child_process`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from headwater.child_process import ChildProcess
 from headwater.limits import PIPELINE_PROCESS_RESTART_SECONDS, PIPELINE_PROCESS_STOP_SECONDS
@@ -24,14 +24,12 @@ class PipelineProcess(ChildProcess):
         print_line: Callable[[str], None],
         *,
         options: Sequence[str] = (),
-        settings: Mapping[str, str] | None = None,
         stop_seconds: float = PIPELINE_PROCESS_STOP_SECONDS,
     ) -> None:
-        own = {variable("url"): url, variable("lake_location"): lake}
         super().__init__(
             ["pipeline", "run", *options],
             print_line,
-            environment=dict(settings or {}) | own,
+            environment={variable("url"): url, variable("lake_location"): lake},
             restart_seconds=PIPELINE_PROCESS_RESTART_SECONDS,
             stop_seconds=stop_seconds,
         )

@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
 from headwater.errors import ConfigError
 from headwater.pipeline import packages
+from headwater.pipeline.lake import delta
 from headwater.pipeline.spark import shared_session
-from tests.support.lake.tables import make_orders
+from headwater.pipeline.tables import layout
+from headwater.pipeline.tables.options import MASKED
+from tests.support.lake.tables import execute, make_orders
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,6 +34,7 @@ def serving(url: str, lake: Path, log: Path) -> Iterator[subprocess.Popen[bytes]
         process = subprocess.Popen(
             [sys.executable, "-m", "headwater", "serve", "--port", "0", "--with-pipeline"],
             env=environment | {"HEADWATER_URL": url, "HEADWATER_LAKE_LOCATION": str(lake)},
+            cwd=log.parent,
             stdout=output,
             stderr=output,
         )
@@ -57,6 +62,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def typed_orders(lake: Path) -> list[tuple[Any, ...]]:
+    """The rows of the typed table; none while it is missing."""
+    table = delta.open_table(str(lake / layout.FOLDER / "public" / "orders" / layout.CURRENT))
+    rows = [] if table is None else table.to_pyarrow_table().to_pylist()
+    return [(row["id"], row["note"]) for row in rows]
+
+
 def until(condition: Callable[[], object], log: Path, seconds: float = 120) -> None:
     pause = Event()
     for _ in range(int(seconds / 0.1)):
@@ -68,7 +80,11 @@ def until(condition: Callable[[], object], log: Path, seconds: float = 120) -> N
 
 def test_a_child_of_the_gateway(url: str, tmp_path: Path) -> None:
     make_orders(url)
+    execute(url, "insert into orders values (1, 5, 'private')")
     lake, log = tmp_path / "lake", tmp_path / "log"
+    (tmp_path / "headwater.toml").write_text(
+        "[lake]\ntables = '0 seconds'\n[lake.table.orders]\nmask = ['note']\n"
+    )
     with serving(url, lake, log) as gateway:
         until(lambda: owner(lake), log)
         first = owner(lake)
@@ -78,6 +94,8 @@ def test_a_child_of_the_gateway(url: str, tmp_path: Path) -> None:
         second = owner(lake)
         assert second is not None
         until(lambda: shared_session.find(str(lake)), log)
+        until(lambda: typed_orders(lake), log)
+        assert typed_orders(lake) == [(1, MASKED)]
         gateway.send_signal(signal.SIGTERM)
         assert gateway.wait(100) == 0, log.read_text()
         assert not is_alive(second)
