@@ -40,6 +40,8 @@ def rule(identity, request):
             return True
         case "filtered":
             return Allow(c.owner == "ann", timedelta.max)
+        case "now":
+            return Allow(history=timedelta(0))
     return False
 """
 
@@ -66,6 +68,7 @@ def make_notes(database: psycopg.Connection[Any]) -> list[datetime]:
         "delete from notes where id = %s",
     ):
         database.execute(statement.encode(), [KEY])
+        database.execute("insert into notes values (gen_random_uuid())")  # takes a number
         times.append(database.execute("select clock_timestamp()").fetchone()[0])  # type: ignore[index]
     return times
 
@@ -130,6 +133,14 @@ def test_what_users_see(past: Any) -> None:
         if before is None:
             break
     assert pages == whole["versions"]
+
+    # A right that goes no further back than now shows the row as it is now, whatever the cursor.
+    now_only = get(served, "now", "history/notes", key=KEY).json()["versions"]
+    assert [version["after"]["amount"] for version in now_only] == ["9.00"]
+    for version in whole["versions"]:
+        for before in (version["seq"] - 1, version["seq"], version["seq"] + 1, 1):
+            page = get(served, "now", "history/notes", key=KEY, before=before).json()
+            assert page["versions"] in ([], now_only), (version["seq"], before)
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,12 @@ class PointReader:
         # One more to know when the last one ended, and one more to know what came before it.
         newest = msgspec.structs.replace(steps, where=where, order=("-seq",), limit=limit + 2)
         found = self._ask(newest)[::-1]
-        begun, is_all = None, len(found) < limit + 2
+        is_all = len(found) < limit + 2
+        if before is not None and (not found or found[-1]["seq"] != before):
+            # A client chose this number. The last version ended with the step after it.
+            after = msgspec.structs.replace(steps, where=(f"seq > {before}",))
+            found += self._ask(history.first_of(after))
+        begun: AnswerRow | None = None
         if is_all:
             begun = self.resolver.beginning(steps, found[0] if found else None, self._stored)
         versions = [
