@@ -430,6 +430,21 @@ def test_the_pipeline_keeps_typed_tables(
     assert run() == [ann]
     assert len(typed.read(f"{root}/history", "duckdb")) == versions
     assert state() == "ready"
+    execute(
+        url,
+        "alter table customers rename card to number",
+        "alter table customers rename to clients",
+        "update clients set number = 'card-4712'",
+    )
+    lake.snapshot(url, "clients")
+    old, root = root, f"{lake.root}/tables/public/clients"
+    renamed = {"number" if name == "card" else name: value for name, value in ann.items()}
+    assert run() == [renamed]
+    assert [text for text in HIDDEN if text in contents(old) + contents(root)] == []
+    execute(url, "alter table clients rename to customers", "update customers set name = 'Ann'")
+    lake.snapshot(url, "customers")
+    root = old
+    assert run() == [renamed]
     entry = TableEntry(include=("name",), hash=("id",), mask=("name",))
     hidden = Choice(include=("cust*",), entries={"customers": entry}, secret="t" * 32)
     (row,) = run(hidden)

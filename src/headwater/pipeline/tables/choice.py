@@ -3,7 +3,7 @@ shapes in the lake."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -14,6 +14,7 @@ from headwater.pipeline.lake.events import OWN_SCHEMA
 from headwater.pipeline.lake.shapes import Shape
 from headwater.pipeline.tables.layout import folder
 from headwater.pipeline.tables.options import TableOptions
+from headwater.pipeline.tables.renames import followed
 from headwater.settings.groups import LakeSettings
 from headwater.settings.tables import TableEntry
 
@@ -53,25 +54,40 @@ class Choice(msgspec.Struct, frozen=True):
         """
         if table.schema == OWN_SCHEMA:
             return False
-        names = (table.label, f"{table.schema}.{table.name}")
+        names = _names(table)
         wanted = not self.include or _matches(self.include, names)
         return wanted and not _matches(self.exclude, names)
 
-    def options(self, table: Table) -> TableOptions:
-        """The options of a table. ConfigError for a column that it never had is not raised: it may
-        have been dropped."""
-        names = (table.label, f"{table.schema}.{table.name}")
-        entry = next((self.entries[n] for n in names if n in self.entries), None)
-        if entry is None:
-            return TableOptions()
-        return TableOptions(
-            include=entry.include,
-            exclude=entry.exclude,
-            mask=entry.mask,
-            hash=entry.hash,
-            as_text=entry.as_text,
-            secret=self.secret,
-        )
+    def options(self, shapes: Sequence[Table]) -> TableOptions:
+        """The options of a table with these shapes, the oldest first. They follow renamed tables
+        and columns. ConfigError for a column that it never had is not raised: it may have been
+        dropped."""
+        found = TableOptions()
+        for name in dict.fromkeys(name for table in reversed(shapes) for name in _names(table)):
+            if name in self.entries:
+                found = _both(found, self.entries[name])
+        if found != TableOptions():
+            found = msgspec.structs.replace(found, secret=self.secret)
+        return followed(found, shapes)
+
+
+def _names(table: Table) -> tuple[str, str]:
+    return table.label, f"{table.schema}.{table.name}"
+
+
+def _both(found: TableOptions, entry: TableEntry) -> TableOptions:
+    """What is hidden by the settings for one name of a table or another one that it had."""
+    include = found.include or entry.include
+    if found.include and entry.include:
+        # No column has an empty name: nothing but the key.
+        include = tuple(name for name in found.include if name in entry.include) or ("",)
+    return TableOptions(
+        include,
+        found.exclude + entry.exclude,
+        found.mask + entry.mask,
+        found.hash + entry.hash,
+        found.as_text + entry.as_text,
+    )
 
 
 def _matches(patterns: Iterable[str], names: Iterable[str]) -> bool:
@@ -92,10 +108,18 @@ def present_tables(known: Iterable[Shape]) -> dict[int, Table]:
     return {shape.table.oid: shape.table for shape in by_folder.values()}
 
 
+def by_relation(known: Iterable[Shape]) -> dict[int, list[Table]]:
+    """The shapes of each table, the oldest first."""
+    found: dict[int, list[Table]] = {}
+    for shape in known:
+        found.setdefault(shape.table.oid, []).append(shape.table)
+    return found
+
+
 def find(known: Iterable[Shape], name: str) -> Table:
     """The table of a name. ConfigError if there is none."""
     for table in present_tables(known).values():
-        if name in (table.label, f"{table.schema}.{table.name}"):
+        if name in _names(table):
             return table
     raise ConfigError(
         f"the lake has no table {name}", hint=f"Enable it first: headwater enable {name}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -19,14 +18,14 @@ import pyarrow as pa
 from headwater.model import Column, Table
 from headwater.pipeline.lake.schemas import arrow_type
 from headwater.pipeline.tables.layout import OWN
-from headwater.pipeline.tables.options import TableOptions
+from headwater.pipeline.tables.options import TableOptions, Treatment
 
 SOURCE = b"headwater.column"
 """The metadata of a Delta column that has the name of the column in PostgreSQL."""
 
 _COMMENT = b"comment"
 
-Treatment: TypeAlias = Literal["value", "mask", "hash"]
+_MARKS = {"mask": ", masked", "hash": ", hashed", "exclude": ", excluded"}
 
 
 class TypedColumn(msgspec.Struct, frozen=True):
@@ -42,7 +41,7 @@ class TypedColumn(msgspec.Struct, frozen=True):
     def field(self) -> pa.Field:
         declared = "dropped" if self.column is None else self.column.declared
         if self.treatment != "value":
-            declared += f", {'masked' if self.treatment == 'mask' else 'hashed'}"
+            declared += _MARKS[self.treatment]
         comment = declared if self.name == self.source else f"{self.source}: {declared}"
         return pa.field(
             self.name, self.type, metadata={_COMMENT: comment.encode(), SOURCE: self.source}
@@ -60,7 +59,13 @@ def columns_of(
     known = {} if stored is None else stored_columns(stored)
     present = {c.name: c for c in table.columns if options.includes(c.name, table)}
     found = [
-        TypedColumn(old.name, pa.string() if source in text else old.type, source, None)
+        TypedColumn(
+            old.name,
+            pa.string() if source in text else old.type,
+            source,
+            None,
+            options.treatment(source),
+        )
         if source not in present
         else _column(present[source], old.name, options, text, old.type)
         for source, old in known.items()
@@ -83,6 +88,16 @@ def stored_columns(schema: pa.Schema) -> dict[str, pa.Field]:
     }
 
 
+def shows_hidden(stored: pa.Schema, options: TableOptions) -> bool:
+    """Whether a stored typed table has values of a column that was found to be a hidden one."""
+    known = stored_columns(stored)
+    return any(
+        not known[name].metadata.get(_COMMENT, b"").endswith(_MARKS[treatment].encode())
+        for name, treatment in options.inherited
+        if name in known
+    )
+
+
 def schema_of(which: str, columns: Iterable[TypedColumn]) -> pa.Schema:
     """The Delta table's schema. `current` has no columns that were dropped."""
     shown = (c.field() for c in columns if which == "history" or c.column is not None)
@@ -96,10 +111,9 @@ def _column(
     text: Collection[str],
     stored: pa.DataType | None,
 ) -> TypedColumn:
-    if column.name in options.mask:
-        return TypedColumn(name, pa.string(), column.name, column, "mask")
-    if column.name in options.hash:
-        return TypedColumn(name, pa.string(), column.name, column, "hash")
+    treatment = options.treatment(column.name)
+    if treatment != "value":
+        return TypedColumn(name, pa.string(), column.name, column, treatment)
     is_text = column.name in text or column.name in options.as_text
     kind = pa.string() if is_text else arrow_type(column)
     return TypedColumn(name, common_type(kind, stored or kind), column.name, column)

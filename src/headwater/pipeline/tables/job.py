@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
 
 from headwater import limits
 from headwater.errors import HeadwaterError, PipelineError
@@ -23,7 +24,8 @@ from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.tables import requests
 from headwater.pipeline.tables.catalog import Catalog
-from headwater.pipeline.tables.choice import Choice, present_tables
+from headwater.pipeline.tables.choice import Choice, by_relation, present_tables
+from headwater.pipeline.tables.columns import shows_hidden
 from headwater.pipeline.tables.layout import CURRENT, HISTORY, Progress, folder
 from headwater.pipeline.tables.requests import TableRequest
 from headwater.pipeline.tables.typed_table import TypedTable
@@ -53,6 +55,7 @@ class TablesJob:
         self._next_at = time.monotonic() + self._seconds
         self._examine_at = 0.0
         self._tables: dict[int, Table] = {}
+        self._shapes: dict[int, list[Table]] = {}
         self._requests: dict[str, TableRequest] = {}
 
     def step(self, thread: JobThread) -> None:
@@ -73,8 +76,12 @@ class TablesJob:
 
     def _chosen(self, due: Collection[int]) -> list[int]:
         if not self._tables.keys() >= set(due):
-            self._tables = present_tables(shapes.load(self._lake.shapes_path))
+            self._load_tables()
         return [r for r in sorted(due) if r in self._tables and self._wants(self._tables[r])]
+
+    def _load_tables(self) -> None:
+        known = shapes.load(self._lake.shapes_path)
+        self._tables, self._shapes = present_tables(known), by_relation(known)
 
     def _wants(self, table: Table) -> bool:
         return self._choice.includes(table)
@@ -86,7 +93,7 @@ class TablesJob:
             return self._due | self._requested()
         self._examine_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
         self._requests = requests.stored(self._lake.root)
-        self._tables = present_tables(shapes.load(self._lake.shapes_path))
+        self._load_tables()
         wanted = [table for table in self._tables.values() if self._wants(table)]
         for table in wanted:
             for which in (HISTORY, CURRENT):
@@ -100,8 +107,8 @@ class TablesJob:
         return {table.oid for table in self._tables.values() if folder(table) in other}
 
     def _advance(self, thread: JobThread, relation: int, reached: Position) -> None:
-        table = shapes.load(self._lake.shapes_path, relation)[-1].table
-        self._tables[relation] = table
+        known = by_relation(shapes.load(self._lake.shapes_path, relation))[relation]
+        self._tables[relation] = table = known[-1]
         request = requests.load(self._lake.root, table)
         assert self._due is not None
         if request.paused:
@@ -110,7 +117,7 @@ class TablesJob:
             found = TypedTable(
                 self._lake,
                 relation,
-                self._choice.options(table),
+                self._choice.options(known),
                 fill=request.fill,
                 is_stopping=lambda: thread.is_stopping,
             )
@@ -171,8 +178,14 @@ class TablesJob:
         history, current = (None if each is None else Progress.of(each) for each in found)
         if history is None or current is None or history.position != current.position:
             return None
-        request, options = requests.load(self._lake.root, table), self._choice.options(table)
-        is_due = history.fill != request.fill or history.options != options.fingerprint()
+        request = requests.load(self._lake.root, table)
+        options = self._choice.options(self._shapes[table.oid])
+        stored = [pa.schema(each.schema().to_arrow()) for each in found if each is not None]
+        is_due = (
+            history.fill != request.fill
+            or history.options != options.fingerprint()
+            or any(shows_hidden(each, options) for each in stored)
+        )
         return None if is_due or request.paused else current
 
     def _changed(self, known: dict[int, Progress]) -> set[int]:

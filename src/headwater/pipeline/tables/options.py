@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -17,6 +18,15 @@ from headwater.model import Table
 
 MASKED = "***"
 """What a masked column has instead of a value. NULL stays NULL."""
+
+Treatment: TypeAlias = Literal["exclude", "mask", "hash", "value"]
+
+_STRICTEST: tuple[Treatment, ...] = ("exclude", "mask", "hash", "value")
+
+
+def strictest(*treatments: Treatment) -> Treatment:
+    """Of several treatments the one that shows least."""
+    return min(treatments, key=_STRICTEST.index)
 
 
 class TableOptions(msgspec.Struct, frozen=True):
@@ -30,6 +40,21 @@ class TableOptions(msgspec.Struct, frozen=True):
     as_text: tuple[str, ...] = ()
     secret: str = ""
     """Of hashed values."""
+    inherited: tuple[tuple[str, Treatment], ...] = ()
+    """Columns that may be hidden ones under another name, by `renames`."""
+
+    def named(self, column: str) -> Treatment:
+        """What the settings say about a column of this name."""
+        if column in self.exclude:
+            return "exclude"
+        if column in self.mask:
+            return "mask"
+        return "hash" if column in self.hash else "value"
+
+    def treatment(self, column: str) -> Treatment:
+        """How the values of a column are written."""
+        found = self.named(column)
+        return dict(self.inherited).get(column, found) if found == "value" else found
 
     def includes(self, column: str, table: Table) -> bool:
         """Whether the typed tables have a column. `include` need not name the columns of the key.
@@ -40,11 +65,11 @@ class TableOptions(msgspec.Struct, frozen=True):
         [True, True, False]
         """
         wanted = not self.include or column in self.include or column in table.key
-        return wanted and column not in self.exclude
+        return wanted and self.treatment(column) != "exclude"
 
     def hides_key_of(self, table: Table) -> bool:
         """Whether the key must not be readable in `_key`."""
-        return bool({*self.exclude, *self.mask, *self.hash}.intersection(table.key))
+        return any(self.treatment(column) != "value" for column in table.key)
 
     def check(self, table: Table) -> None:
         """ConfigError where a hash needs a secret, because it could be guessed without one."""
@@ -60,7 +85,7 @@ class TableOptions(msgspec.Struct, frozen=True):
         return hmac.new(self.secret.encode(), text.encode(), hashlib.sha256).hexdigest()
 
     def fingerprint(self) -> str:
-        """Differs where the files would have other contents.
+        """Differs where the settings ask for other contents of the files.
 
         >>> TableOptions().fingerprint() == TableOptions(secret="unused").fingerprint()
         True

@@ -19,7 +19,7 @@ from headwater.model import Position, Table
 from headwater.pipeline.lake import delta, gaps, retention, shapes, snapshots
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.tables import eras, steps
-from headwater.pipeline.tables.columns import TypedColumn, columns_of, schema_of
+from headwater.pipeline.tables.columns import TypedColumn, columns_of, schema_of, shows_hidden
 from headwater.pipeline.tables.eras import Changes, End, Merge, Rebase, Step, Wait, Window
 from headwater.pipeline.tables.layout import (
     CURRENT,
@@ -107,7 +107,10 @@ class TypedTable:
     def _clear_if_other_options(self) -> None:
         """Remove tables that have columns which should not be there, or should be different."""
         found = [t.progress for t in self.targets if t.progress is not None]
-        if any(each.options != self._options.fingerprint() for each in found):
+        stored = [t.schema for t in self.targets if t.schema is not None]
+        if any(each.options != self._options.fingerprint() for each in found) or any(
+            shows_hidden(each, self._options) for each in stored
+        ):
             delta.remove_folder(self._root)
             self.targets = self._opened()
 
@@ -189,6 +192,12 @@ class TypedTable:
         self, targets: Sequence[TypedDelta], step: Rebase, persist: Persist
     ) -> Collection[str]:
         base, table = step.base, self._shapes[step.base.shape]
+        for name, treatment in self._options.inherited:
+            log.warning(
+                "The column %s of %s may be a hidden column under another name, so it is hidden as"
+                " well (%s): name it in include, mask, hash or exclude of [lake.table.%s]",
+                name, table.label, treatment, table.label,
+            )  # fmt: skip
         columns = self._columns(table, fresh=step.end is None)
         position = str(base.position)
         typing = Typing(table, tuple(columns), self._options, position)

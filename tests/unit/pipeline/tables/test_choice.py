@@ -52,8 +52,24 @@ def test_the_options_of_a_table() -> None:
     entry = TableEntry(("a",), (), ("b",), ("c",), ("d",))
     choice = Choice(entries={"orders": entry, "sales.orders": TableEntry()}, secret="s")
     expected = TableOptions(include=("a",), mask=("b",), hash=("c",), as_text=("d",), secret="s")
-    assert choice.options(ORDERS) == expected
-    assert choice.options(SALES) == TableOptions(secret="s")
-    assert choice.options(LINES) == TableOptions()
+    assert choice.options([ORDERS]) == expected
+    assert choice.options([SALES]) == choice.options([LINES]) == TableOptions()
     named = Choice(entries={"public.orders": entry})
-    assert named.options(ORDERS).include == ("a",)
+    assert named.options([ORDERS]).include == ("a",)
+
+
+def test_the_options_of_all_names_of_a_table_hold() -> None:
+    entries = {
+        "orders": TableEntry(mask=("card",), exclude=("notes",)),
+        "order_lines": TableEntry(hash=("card",), mask=("email",)),
+        "sales.orders": TableEntry(include=("email",)),
+    }
+    choice = Choice(entries=entries, secret="s")
+    found = choice.options([ORDERS, LINES])
+    names = ("card", "notes", "email", "total")
+    assert [found.treatment(name) for name in names] == ["mask", "exclude", "mask", "value"]
+    assert found.secret == "s"
+    assert choice.options([SALES, ORDERS]).include == ("email",)
+    both = Choice(entries=entries | {"orders": TableEntry(include=("total",))})
+    found = both.options([SALES, ORDERS])
+    assert [name for name in ("id", *names) if found.includes(name, ORDERS)] == ["id"]
