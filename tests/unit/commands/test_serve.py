@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import MonkeyPatch
 
 from headwater.app import Headwater
 from headwater.commands.serve import pipeline_process
@@ -35,8 +35,7 @@ table_options = st.fixed_dictionaries(
 
 
 def values(setting: Setting) -> st.SearchStrategy[Any]:
-    empty = [[]] if setting.is_list else []
-    return st.sampled_from([*two_values(setting), *empty])
+    return st.sampled_from([*two_values(setting), *([[]] if setting.is_list else ())])
 
 
 def some_settings() -> st.SearchStrategy[dict[str, Any]]:
@@ -54,7 +53,7 @@ def test_the_pipeline_has_the_lake_settings_of_the_gateway(
     environment = {"HEADWATER_URL": "postgresql://"}
     for keyword, value in in_environment.items():
         environment |= variable(SETTINGS[keyword], value)
-    with TemporaryDirectory() as name, MonkeyPatch.context() as patch:
+    with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         write(Path(name), in_file, tables)
         patch.chdir(name)
         patch.setattr(os, "environ", environment)
