@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from headwater.pipeline.compaction import choice, rewrite
+from headwater.pipeline.lake.stored_files import stored_files
 from tests.support.lake.event_stream import Stream
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ def test_tasks_join_large_files(
     stream = Stream(tmp_path / "events", 3)
     while len(stream.rows) < 300:
         stream.append()
-    total = sum(file.size for file in rewrite.stored_files(DeltaTable(stream.path)))
+    total = sum(file.size for file in stored_files(DeltaTable(stream.path)))
     monkeypatch.setattr(choice, "FILE_BYTES", total // 6)
     rewrite.join_small(stream.path, lambda: spark, all_days=True)
     stream.check()
     table = DeltaTable(stream.path)
-    files = rewrite.stored_files(table)
+    files = stored_files(table)
     assert 3 < len(files) < 14
     tables: dict[object, list[tuple[int, int]]] = {}
     for file in files:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import date
 
-import msgspec
+from headwater.pipeline.lake.stored_files import StoredFile
 
 _SIZES = ((16 * 2**20, 64 * 2**20), (2**20, 16 * 2**20), (0, 2**20))
 """Files between two of these sizes count as about the same size. The largest come first."""
@@ -26,15 +26,6 @@ _FULL_BYTES = _SIZES[0][1]
 
 FILES_MAX = 50
 """Files of about the same size that a day has before they are joined."""
-
-
-class StoredFile(msgspec.Struct, frozen=True):
-    """A file of a Delta table. `day` is None in a table without days."""
-
-    path: str
-    size: int
-    rows: int
-    day: date | None
 
 
 def to_join(

@@ -8,7 +8,6 @@ and no offset. Readers of an older version still find the old files until vacuum
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,18 +15,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 
-from headwater import limits
 from headwater.errors import PipelineError
-from headwater.pipeline.compaction.choice import StoredFile, joined_files, to_join
+from headwater.pipeline.compaction.choice import joined_files, to_join
 from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.files import FileLocation
 from headwater.pipeline.lake import delta
 from headwater.pipeline.lake.events import STORED_EVENTS
 from headwater.pipeline.lake.parquet import rows_of, write_batches
+from headwater.pipeline.lake.stored_files import StoredFile, exchange, stored_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,16 +34,6 @@ _ORDER = ("relation", "seq")
 
 _DRIVER_BYTES = 64 * 2**20
 """Bytes of rows that are ordered in this process. More are left to Spark's tasks."""
-
-
-def stored_files(table: DeltaTable) -> list[StoredFile]:
-    """The files of the version that `table` is at."""
-    found = pa.table(table.get_add_actions(flatten=True))
-    columns = [found.column(name).to_pylist() for name in _FILE_COLUMNS]
-    return [StoredFile(*values) for values in zip(*columns, strict=True)]
-
-
-_FILE_COLUMNS = ("path", "size_bytes", "num_records", "partition.day")
 
 
 def join_small(
@@ -88,53 +76,11 @@ def join(table: DeltaTable, files: Sequence[StoredFile], spark: Callable[[], Spa
 
 
 def _replace(table: DeltaTable, files: Sequence[StoredFile], written: Sequence[AddAction]) -> None:
-    """Commit, on a version that has all the files. Delta itself would accept that a file is removed
-    twice, and its rows be there twice: so each attempt looks again."""
-    now = time.time_ns() // 1_000_000
-    gone = [RemoveAction(file.path, False, now, file.size, _partition(file)) for file in files]
-    added = [_unchanged(file) for file in written]
-    reason = ""
-    for _ in range(limits.DELTA_COMMIT_ATTEMPTS_MAX):
-        table.update_incremental()
-        present = {file.path for file in stored_files(table)}
-        if not present.issuperset(file.path for file in files):
-            reason = "another process removed some of them meanwhile"
-            break
-        try:
-            table.create_write_transaction(
-                [*gone, *added],
-                "append",
-                table.schema(),
-                table.metadata().partition_columns,
-                commit_properties=_properties(table),
-            )
-        except CommitFailedError as error:
-            reason = f"other commits came first: {error}"
-        else:
-            return
-    _discard(table, written)
-    raise PipelineError(
-        f"files of the Delta table {table.table_uri} could not be joined, because {reason}",
-        hint="It is tried again.",
-        retryable=True,
-    )
-
-
-def _properties(table: DeltaTable) -> CommitProperties:
-    found = delta.carrying(table)
-    metadata = None if found is None else found.custom_metadata
-    return CommitProperties(custom_metadata=metadata, max_commit_retries=0)
-
-
-def _unchanged(file: AddAction) -> AddAction:
-    """The file, marked as one that has no new rows."""
-    return AddAction(
-        file.path, file.size, file.partition_values, file.modification_time, False, file.stats
-    )
-
-
-def _partition(file: StoredFile) -> dict[str, str | None]:
-    return {} if file.day is None else {"day": file.day.isoformat()}
+    try:
+        exchange(table, files, written, "joined")
+    except PipelineError:
+        _discard(table, written)
+        raise
 
 
 def _discard(table: DeltaTable, written: Iterable[AddAction]) -> None:

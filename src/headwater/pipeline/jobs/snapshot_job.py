@@ -174,9 +174,9 @@ class SnapshotJob:
     # -------------------------------------------------------------------- trimming
 
     def _trim_when_due(self, run: JobThread) -> None:
-        if self._retention is not None and time.monotonic() >= self._trim_at:
+        is_due = self._retention is not None and time.monotonic() >= self._trim_at
+        if is_due and run.attempt(self._trim):
             self._trim_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
-            run.attempt(self._trim)
 
     def _trim(self) -> None:
         assert self._retention is not None
@@ -191,8 +191,8 @@ class SnapshotJob:
         )
         if done.held:
             log.warning(
-                "Old events of these tables were not removed, because no later snapshot has them:"
-                " %s. To make one: headwater pipeline snapshot TABLE",
+                "Old events of these tables were not removed, because no later snapshot that the"
+                " lake has reached has them: %s. To make one: headwater pipeline snapshot TABLE",
                 ", ".join(done.held),
             )
 

@@ -257,6 +257,10 @@ class Lake:
         reached = self.reached()
         if reached is None or not reached.covers(until.position):
             return None
+        try:
+            self._resolver.check_retention(since)
+        except ResyncRequired:
+            return None
         begun = msgspec.structs.replace(until, position=since)
         found = self._resolver.plan_from(begun, until.position)
         if found.obstacle or found.truncated or len(found.passed) > 1:

@@ -10,10 +10,10 @@ import pytest
 from headwater.pipeline.compaction.choice import (
     FILE_BYTES,
     FILES_MAX,
-    StoredFile,
     joined_files,
     to_join,
 )
+from headwater.pipeline.lake.stored_files import StoredFile
 
 TODAY, BEFORE = date(2026, 11, 18), date(2026, 11, 17)
 KB, MB = 2**10, 2**20

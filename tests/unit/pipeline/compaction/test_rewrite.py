@@ -21,6 +21,7 @@ from headwater.errors import PipelineError
 from headwater.pipeline.compaction import choice, rewrite, tables
 from headwater.pipeline.lake import delta
 from headwater.pipeline.lake.events import STORED_EVENTS
+from headwater.pipeline.lake.stored_files import stored_files
 from tests.support.generators.sizes import first_seed, size
 from tests.support.lake.event_stream import Stream
 
@@ -81,7 +82,7 @@ def test_files_that_another_process_joined(
     while len(stream.rows) < 100:
         stream.append()
     late = DeltaTable(stream.path)
-    found = rewrite.stored_files(late)
+    found = stored_files(late)
     day = [file for file in found if file.day == found[0].day]
     rewrite.join_small(stream.path, no_spark, all_days=True)
     present = len(list(tmp_path.rglob("*.parquet")))
