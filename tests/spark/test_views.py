@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -411,7 +411,37 @@ def test_functions_that_cannot_be_views(spark: SparkSession) -> None:
             ViewFunction(view, spark).result({"orders": table})
         assert str(error.value).startswith("view wrong")
         assert error.value.hint
-    used = ViewFunction(define(by_region_later, key="region"), spark)
-    used.result({"orders": table})
-    assert used.used["orders"] >= {"region", "items"}
-    assert not used.used["orders"] & {"id", "day", "note"}
+
+
+def by_total(orders: DataFrame) -> DataFrame:
+    return orders.where("x <> 3").groupBy("key").agg(views.count().alias("n"))
+
+
+READ: list[tuple[Callable[..., DataFrame], dict[str, str]]] = [
+    (by_total, {"orders": "key x weight"}),
+    (lambda a, b: a.union(b).distinct(), {"a": "id key x y", "b": "id key x y"}),
+    (lambda a, b: a.union(b).union(b).distinct(), {"a": "id key x y", "b": "id key x y"}),
+    (lambda a, b: a.union(b.where("x > 1")).select("key"), {"a": "key", "b": "key x"}),
+    (lambda a, b: a.exceptAll(b), {"a": "id key x y", "b": "id key x y"}),
+    (
+        lambda a, b, c: a.union(b).join(c.select("key"), "key", "left").where("y > 1"),
+        {"a": "id key x y", "b": "id key x y", "c": "key"},
+    ),
+    (
+        lambda a, b: (
+            views.join(a.drop("id"), b.select("key", f.col("x").alias("z"), "weight"), "key")
+            .where("z > x")
+            .groupBy("key")
+            .agg(views.count().alias("n"))
+        ),
+        {"a": "key x weight", "b": "key x weight"},
+    ),
+]
+
+
+def test_the_columns_that_are_read(spark: SparkSession) -> None:
+    columns = tuple(Column(name, "integer", "integer") for name in ("id", "key", "x", "y"))
+    for function, read in READ:
+        view = ViewFunction(define(function, key="key", name="read"), spark)
+        view.result({name: Table(1, "public", name, columns, ("id",)) for name in read})
+        assert view.used == {name: frozenset(each.split()) for name, each in read.items()}

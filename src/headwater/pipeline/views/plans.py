@@ -145,6 +145,9 @@ _SAME_ROWS = (
 )  # fmt: skip
 """Steps that have the columns of the step below."""
 
+_PARTS = ("Union", "Intersect", "Except")
+"""Steps whose parts have the same columns, by their places."""
+
 
 def used_columns(plan: Node, optimized_plan: Node) -> dict[str, frozenset[str]]:
     """The columns of the tables that a result depends on: those that its optimized plan refers
@@ -153,6 +156,11 @@ def used_columns(plan: Node, optimized_plan: Node) -> dict[str, frozenset[str]]:
     used |= {each.id for each in _outputs(plan)}
     found: dict[str, set[str]] = {}
     for step in plan.walk():
+        if step.name in _PARTS:
+            # What is above refers to the attributes of the first part.
+            for same in zip(*(_outputs(child) for child in step.children), strict=True):
+                if same[0].id in used:
+                    used |= {each.id for each in same}
         for id, source in _sources(step).items():
             if source is not None and id in used:
                 found.setdefault(source[0], set()).add(source[1])
