@@ -90,10 +90,11 @@ async def test_slow_clients_are_bounded_and_do_not_disturb_others(
                 while gateway.metric("headwater_overflows_total", policy=policy) < count:
                     await turn_and_compare(1)
             assert gateway.metric("headwater_stalled_bytes") > 0
-            # Each may hold a queue and one frame, which are about a mebibyte each here.
+            # Each may hold a queue and one frame, which are about a mebibyte each here. The memory
+            # of a process has more: free space between objects, and pages that it shared before.
             grown = gateway.memory() - before
             print(f"{len(stalled) + len(feeds)} slow clients take {grown / MIB:.0f} MiB")
-            assert grown < (len(stalled) + len(feeds)) * 3 * MIB + 32 * MIB
+            assert grown < (len(stalled) + len(feeds)) * 6 * MIB + 32 * MIB
             assert hw.diverged == 0
             assert hw.reconnects == 0
             trickling.cancel()
