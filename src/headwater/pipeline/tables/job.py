@@ -189,19 +189,9 @@ class TablesJob:
         return None if is_due or request.paused else current
 
     def _changed(self, known: dict[int, Progress]) -> set[int]:
-        """The tables with a change that may be later than their progress."""
-        from pyspark.sql import functions as f
-
-        oldest = min(each.position.xmin for each in known.values())
-        events = self._lake.events(among=f"xid >= {oldest}")
-        rows = events.filter(f"xid >= {oldest}").groupBy("relation").agg(f.max("xid").alias("xid"))
-        found = {row["relation"]: row["xid"] for row in rows.collect()}
-        return {
-            relation
-            for relation, xid in found.items()
-            if relation in known
-            and (known[relation].position.xip or not known[relation].position.contains(xid))
-        }
+        """The tables with a change that their progress lacks."""
+        found = self._lake.counted_after({each: known[each].position for each in known})
+        return set(found.column("relation").to_pylist())
 
 
 def _shape(snapshot: TableSnapshot | None) -> int | None:
