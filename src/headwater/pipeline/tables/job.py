@@ -17,11 +17,12 @@ import msgspec
 import pyarrow as pa
 
 from headwater import limits
-from headwater.errors import HeadwaterError, PipelineError
+from headwater.errors import PipelineError
 from headwater.model import Position, Table
 from headwater.pipeline.lake import delta, maintenance, shapes, snapshots
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.spark_errors import explain
 from headwater.pipeline.tables import requests
 from headwater.pipeline.tables.catalog import Catalog
 from headwater.pipeline.tables.choice import Choice, by_relation, present_tables
@@ -199,5 +200,7 @@ def _shape(snapshot: TableSnapshot | None) -> int | None:
 
 
 def _of_table(table: Table, error: Exception) -> PipelineError:
-    hint = error.hint if isinstance(error, HeadwaterError) else None
-    return PipelineError(f"the typed tables of {table.label}: {error}", hint=hint, retryable=True)
+    found = explain(error, "their merge")
+    return PipelineError(
+        f"the typed tables of {table.label}: {found}", hint=found.hint, retryable=True
+    )
