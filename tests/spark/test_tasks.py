@@ -120,6 +120,8 @@ settings = {
     "spark.ui.enabled": "false",
 }
 spark = spark_session(folder + "/spark", master=master, name="tests", settings=settings)
+java = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
+assert "-XX:+ExitOnOutOfMemoryError" in list(java.getInputArguments())
 keep_driver_idle(pytest.MonkeyPatch())
 run_once(spark, url, Lake(folder + "/lake", spark))
 print(json.dumps(tasks_of(spark)))
