@@ -727,6 +727,10 @@ are compared by key."""
 RECONCILE_KEYS_MAX = 1_000
 """Keys of rows that differ which are reported for a table. The others are counted."""
 
+RECONCILE_OUTCOMES_DAYS = 90
+"""A running pipeline removes older rows of the table `drift`, apart from the last one of each table
+and the last one that found it equal."""
+
 LAKE_SNAPSHOTS_DENSE_DAYS = 7
 """Of snapshots older than this, only the last one of each day stays, if it was computed from
 events: it could be computed again."""

@@ -43,6 +43,8 @@ from headwater import Forbidden, Headwater, HeadwaterError, Refused, connect, li
 from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
 from headwater.metrics import Metrics, PipelineMetrics
+from headwater.pipeline.compaction.measure import MEASURED
+from headwater.pipeline.compaction.tables import JOINED
 from headwater.settings.names import GROUPS, SETTINGS
 from headwater.testing.gateway_process import serving
 from tests.support.command_tree import COMMANDS, options_of
@@ -626,17 +628,28 @@ def test_metrics() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("page", "metrics"), [("sources", Metrics()), ("pipeline", PipelineMetrics())]
-)
-def test_alert_rules(page: str, metrics: Any) -> None:
-    """They name metrics, and only labels that these have."""
+def alert_rules(page: str) -> list[dict[str, Any]]:
     (text,) = [
         b.text
         for b in blocks(ROOT / "docs" / "howto" / f"{page}.md")
         if b.language == "yaml" and "alert:" in b.text
     ]
-    rules = yaml.safe_load(text)["groups"][0]["rules"]
+    rules: list[dict[str, Any]] = yaml.safe_load(text)["groups"][0]["rules"]
+    return rules
+
+
+def test_the_rule_of_small_files_leaves_out_what_is_not_joined() -> None:
+    (rule,) = (r for r in alert_rules("pipeline") if r["alert"] == "HeadwaterLakeSmallFiles")
+    left_out = re.findall(r'small_files\{table!="(.+)"\}', rule["expr"])
+    assert left_out == [each for each in MEASURED if each not in JOINED]
+
+
+@pytest.mark.parametrize(
+    ("page", "metrics"), [("sources", Metrics()), ("pipeline", PipelineMetrics())]
+)
+def test_alert_rules(page: str, metrics: Any) -> None:
+    """They name metrics, and only labels that these have."""
+    rules = alert_rules(page)
     labels = {m._name: m._labelnames for name, m in vars(metrics).items() if name != "registry"}
     assert rules
     for rule in rules:
@@ -649,7 +662,7 @@ def test_alert_rules(page: str, metrics: Any) -> None:
             used = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
             assert set(used) <= set(names.split(", ")), rule["alert"]
         for metric, chosen in re.findall(r"(headwater_\w+)\{([^}]*)\}", rule["expr"]):
-            assert set(re.findall(r"(\w+)=", chosen)) <= set(labels[metric]), metric
+            assert set(re.findall(r"(\w+)!?=", chosen)) <= set(labels[metric]), metric
 
 
 def test_every_metric_is_used() -> None:

@@ -412,7 +412,16 @@ def test_the_schedule(
     assert reported is not None
     assert (reported.state, reported.error) == ("running", "items: 1 row missing in the lake")
     assert measured("drift_rows") == 1
-    run.work()  # not again today
+    reads, last = list[str](), drift.last
+
+    def counted(path: str) -> list[TableOutcome]:
+        reads.append(path)
+        return last(path)
+
+    monkeypatch.setattr(drift, "last", counted)
+    for _ in range(3):
+        run.work()  # not again today
+    assert len(reads) == 1
     assert len(delta.read_arrow(DeltaTable(lake.drift_path), drift.DRIFT)) == 1
     only(lake, url, "items", repairing=True)
     run.work()

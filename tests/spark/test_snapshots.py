@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -99,23 +98,6 @@ def test_a_table_that_is_being_altered_does_not_hold_up_the_others(
     assert failed.table == "a"
     assert "being altered" in str(failed.error)
     assert [each.rows for each in outcomes if isinstance(each, TableSnapshot)] == [0]
-
-
-def test_large_rows_need_bounded_memory(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    """Rows of a megabyte: they pass neither through the driver nor through Java."""
-    count = size("snapshot_megabytes", 60, large=1200)
-    lake = lake_at(tmp_path, spark)
-    with opened(url) as database:
-        database.execute("create table files (id int primary key, content text)")
-        database.execute("alter table files alter content set storage external")
-        database.execute(
-            "insert into files select n, repeat(md5(n::text), 31250)"
-            f" from generate_series(1, {count}) n".encode()
-        )
-        enable(database, "files")
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        assert lake.snapshot(url, "files").rows == count
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
 class KilledError(BaseException):

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from headwater.errors import ConfigError, InvalidQuery, ResyncRequired, Unavailable
 from headwater.live.filters.filter import Filter, c
+from headwater.model import Position
 from headwater.pipeline.lake.moments import Moment
+from headwater.pipeline.reading import state
 from tests.support.lake.truth import Copy, Database, copy, fill, lake_at, opened, position, rows_of
 
 if TYPE_CHECKING:
@@ -320,6 +323,32 @@ def test_filters_and_types(url: str, spark: SparkSession, tmp_path: Path) -> Non
 
 def without_nan(row: dict[str, Any]) -> dict[str, Any]:
     return {name: repr(value) if value != value else value for name, value in row.items()}
+
+
+def test_changes_are_counted_from_the_position_of_each_table(spark: SparkSession) -> None:
+    rng = random.Random(7)
+    names = ("relation", "shape", "op", "xid")
+    events = [
+        (
+            rng.randint(0, 150),
+            rng.randint(1, 2),
+            rng.choice(["insert", "update"]),
+            rng.randint(1, 99),
+        )
+        for _ in range(2_000)
+    ]
+    positions = {
+        each: Position("a", 10, 50 + each % 40, (10, 20 + each % 7)) for each in range(1, 150)
+    }
+    expected: dict[tuple[object, ...], list[int]] = {}
+    for relation, shape, op, xid in events:
+        if relation in positions and not positions[relation].contains(xid):
+            expected.setdefault((relation, shape, op), []).append(xid)
+    rows = pa.table(dict(zip(names, map(list, zip(*events, strict=True)), strict=True)))
+    found = state.counted_after(spark.createDataFrame(rows), positions).collect()
+    assert {tuple(row[:3]): tuple(row[3:]) for row in found} == {
+        group: (len(ids), min(ids), max(ids)) for group, ids in expected.items()
+    }
 
 
 def test_a_table_must_be_captured(url: str, tmp_path: Path, spark: SparkSession) -> None:

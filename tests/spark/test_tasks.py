@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -51,12 +53,22 @@ def counted(lake: Lake) -> int:
 
 
 def keep_driver_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver fails where it reads rows of the log or of a table, or writes a file of rows
-    itself."""
+    """The driver fails where it reads rows of the log, of a table or of events, or writes a file of
+    rows itself."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the driver carries data")
 
+    def without_events(read: Any) -> Any:
+        def checked(*arguments: Any, **named: Any) -> Any:
+            if "/events/" in str((arguments, named)):
+                refuse()
+            return read(*arguments, **named)
+
+        return checked
+
+    monkeypatch.setattr(pq.ParquetFile, "__init__", without_events(pq.ParquetFile.__init__))
+    monkeypatch.setattr(pads, "dataset", without_events(pads.dataset))
     monkeypatch.setattr(worker, "_executed", refuse)
     monkeypatch.setattr(reader.ChunkReader, "__init__", refuse)
     monkeypatch.setattr(DatabaseSnapshot, "rows", refuse)
@@ -82,6 +94,11 @@ def test_tasks_carry_batches_of_every_size(
     assert len(files_of(lake.events_path)) == len(files_of(lake.audit_path)) == parts
     assert counted(lake) == len(logged(orders))
     assert [each.rows for each in snapshots.load(lake.places)] == [changes]
+    # The next start counts the changes since the snapshot.
+    insert(orders, changes + 1, 2 * changes)
+    run_once(spark, orders, lake, snapshot_events=1)
+    assert in_lake(lake) == logged(orders)
+    assert [each.rows for each in snapshots.load(lake.places)] == [changes, 2 * changes]
 
 
 @pytest.fixture
@@ -103,6 +120,8 @@ settings = {
     "spark.ui.enabled": "false",
 }
 spark = spark_session(folder + "/spark", master=master, name="tests", settings=settings)
+java = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
+assert "-XX:+ExitOnOutOfMemoryError" in list(java.getInputArguments())
 keep_driver_idle(pytest.MonkeyPatch())
 run_once(spark, url, Lake(folder + "/lake", spark))
 print(json.dumps(tasks_of(spark)))

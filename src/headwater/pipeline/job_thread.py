@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater import limits
-from headwater.errors import HeadwaterError, PipelineError
+from headwater.errors import HeadwaterError
+from headwater.pipeline.spark_errors import explain
 from headwater.pipeline.stream.owner import owner_name
 from headwater.pipeline.stream.progress import StreamProgress
 
@@ -53,7 +54,7 @@ class JobThread:
         self._is_reported = is_reported
         self._noted: list[pa.Table] = []
         self._contents: list[pa.Table] = []
-        self._failures: list[Exception] = []
+        self._failures: list[HeadwaterError] = []
         self._warning: tuple[str | None, datetime | None] = None, None
         self._wake = Condition()
         self._stopping = False
@@ -90,7 +91,7 @@ class JobThread:
         return self._progress if self._is_reported else None
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> HeadwaterError | None:
         """The first error of the last run of the step."""
         return self._failures[0] if self._failures else None
 
@@ -132,7 +133,7 @@ class JobThread:
         try:
             part()
         except Exception as error:
-            self._failures.append(error)
+            self._failures.append(explain(error, f"job {self.name} of the pipeline"))
             return False
         return True
 
@@ -176,16 +177,14 @@ class JobThread:
             self.report(state="running", error=text, error_at=at)
             return
         for error in self._failures:
-            known = isinstance(error, HeadwaterError)
-            log.warning(
-                "%s of the pipeline failed: %s", self.name, error, exc_info=None if known else error
-            )
+            hint = f". {error.hint}" if error.hint else ""
+            log.warning("Job %s of the pipeline failed: %s%s", self.name, error, hint)
         self._retry_at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
         self.report(
             state="waiting",
             restarts=self._progress.restarts + 1,
-            error=_text(self._failures[0]),
+            error=str(self._failures[0])[: limits.PIPELINE_ERROR_CHARS_MAX],
             error_at=datetime.now(UTC),
         )
 
@@ -198,8 +197,3 @@ def _joined(contents: list[pa.Table]) -> pa.Table:
     import pyarrow as pa
 
     return pa.concat_tables(contents)
-
-
-def _text(error: Exception) -> str:
-    known = error if isinstance(error, HeadwaterError) else PipelineError(str(error))
-    return str(known)[: limits.PIPELINE_ERROR_CHARS_MAX]

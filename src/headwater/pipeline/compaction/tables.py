@@ -22,6 +22,9 @@ EVENTS, AUDIT = "events", "audit"
 _LISTS = ("snapshots/list", "shapes", "gaps", "drift")
 """Small tables to which rows are added one by one."""
 
+JOINED = (EVENTS, AUDIT, *_LISTS)
+"""What is joined while a pipeline runs."""
+
 
 class Joined(msgspec.Struct, frozen=True):
     """A table of which this many files were replaced."""

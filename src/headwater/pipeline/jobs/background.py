@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from headwater import limits
+from headwater.errors import HeadwaterError
 from headwater.pipeline.compaction import job as compaction_job
 from headwater.pipeline.compaction.job import CompactionJob
 from headwater.pipeline.job_thread import JobThread
@@ -48,7 +49,7 @@ class BackgroundJob(Protocol):
         """Do all the work that is due now, and return."""
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> HeadwaterError | None:
         """The error of the last work; None if it succeeded."""
 
     def progress(self) -> StreamProgress | None:
@@ -131,7 +132,7 @@ class BackgroundJobs:
         return found
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> HeadwaterError | None:
         """The first error of the last work."""
         return next((job.failure for job in self._jobs if job.failure is not None), None)
 

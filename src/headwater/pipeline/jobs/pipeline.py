@@ -16,12 +16,12 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from headwater import limits
-from headwater.errors import HeadwaterError, PipelineError
+from headwater.errors import HeadwaterError
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline.jobs.background import BackgroundJobs, jobs_of
 from headwater.pipeline.jobs.plan import LOOK_SECONDS, PipelinePlan
 from headwater.pipeline.jobs.running_stream import RunningStream
-from headwater.pipeline.spark import launch, log_file
+from headwater.pipeline.spark import launch
 from headwater.pipeline.spark.launch import SparkLost
 from headwater.pipeline.stream.checkpoints import LakeLock
 from headwater.pipeline.stream.progress import Reports, StreamLag, StreamProgress
@@ -127,7 +127,7 @@ class Pipeline:
             assert failed[0].error is not None
             raise failed[0].error
         if self._plan.once and (error := self._background.failure) is not None:
-            raise error if isinstance(error, HeadwaterError) else _unknown(error)
+            raise error
 
     def _report(self, *, last: bool = False) -> None:
         if not last and time.monotonic() < self._report_at:
@@ -143,11 +143,3 @@ class Pipeline:
 
     def _behind(self, stream: RunningStream) -> StreamLag | None:
         return None if stream.offset is None else self._reports.behind(stream.offset)
-
-
-def _unknown(error: Exception) -> PipelineError:
-    return PipelineError(
-        f"a job of the pipeline failed: {log_file.cause(str(error)) or type(error).__name__}",
-        hint=log_file.record(error),
-        retryable=True,
-    )

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater import limits
-from headwater.errors import HeadwaterError, PipelineError
-from headwater.pipeline.jobs.plan import LOOK_SECONDS, PipelinePlan, StreamJob
-from headwater.pipeline.jobs.spark_errors import explain
+from headwater.errors import HeadwaterError, PipelineError, ResyncRequired
+from headwater.pipeline.jobs.plan import LOOK_SECONDS, VIEWS, PipelinePlan, StreamJob
 from headwater.pipeline.spark import start_times
+from headwater.pipeline.spark_errors import explain
 from headwater.pipeline.stream.checkpoints import Checkpoint
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.owner import owner_name
@@ -125,7 +125,10 @@ class RunningStream:
 
     def _failed(self, error: Exception) -> None:
         self._close_sink()
-        self.error = explain(error, self._job.name, self._plan.lake.root)
+        found = explain(error, f"stream {self._job.name} of the pipeline")
+        if isinstance(found, ResyncRequired):
+            found = self._out_of_log(found)
+        self.error = found
         self._error_at = datetime.now(UTC)
         log.warning("Stream %s of the pipeline failed: %s", self._job.name, self.error)
         self._start_at = time.monotonic() + self._pause
@@ -135,6 +138,17 @@ class RunningStream:
             return
         self.state = "waiting"
         self._restarts += 1
+
+    def _out_of_log(self, error: ResyncRequired) -> HeadwaterError:
+        """The log no longer has the changes after its offset."""
+        if self._job.name == VIEWS:
+            hint = "The stream of the views begins again from now."
+            return PipelineError(str(error), hint=hint, retryable=True)
+        return ResyncRequired(
+            str(error),
+            hint=f"To continue from now: headwater pipeline resnapshot --lake"
+            f" {self._plan.lake.root}. The lake keeps its data; moments in the gap are unknown.",
+        )
 
     def abandon(self, error: HeadwaterError) -> None:
         """Spark is lost: wait for the batch that is being written, and leave its query."""

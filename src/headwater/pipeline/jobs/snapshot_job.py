@@ -16,20 +16,16 @@ from contextlib import closing
 from datetime import timedelta
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from headwater import limits
 from headwater.database import connect_blocking, translated
 from headwater.errors import HeadwaterError, ResyncRequired
-from headwater.pipeline.files import FileLocation
 from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.snapshot_schedule import BatchContent, CapturedShape, SnapshotSchedule
 from headwater.pipeline.jobs.trim import trim
-from headwater.pipeline.lake import audit, delta, maintenance, snapshots
+from headwater.pipeline.lake import delta, maintenance, snapshots
 from headwater.pipeline.lake.database_snapshot import NotCapturedError
 from headwater.pipeline.lake.snapshots import TableSnapshot
-from headwater.pipeline.reading import state
 from headwater.pipeline.reading.lake import Contradiction, Lake
 from headwater.pipeline.snapshots import catalog_marks
 from headwater.pipeline.snapshots.continuity import Unaltered
@@ -201,38 +197,17 @@ class SnapshotJob:
 
 
 def contents_of(counted: pa.Table) -> Iterator[BatchContent]:
-    """The changes of each table, from what `audit.counted` made."""
+    """The changes of each table, from the contents of a batch (`audit.contents_of`)."""
     names = BatchContent.__struct_fields__
     for row in counted.select(list(names)).to_pylist():
         yield BatchContent(**row)
 
 
 def since(lake: Lake, last: list[TableSnapshot]) -> Iterator[BatchContent]:
-    """The changes of tables since these snapshots. The driver counts them from a few columns of the
-    files that may contain some."""
-    table = delta.open_table(lake.events_path)
-    if table is None or not last:
-        return
-    for file in delta.chosen_files(table, state.missing_from_all(last)):
-        place = FileLocation.of(file)
-        with pq.ParquetFile(place.base, filesystem=place.system) as source:
-            batches = source.iter_batches(columns=list(audit.NEEDED))
-            yield from contents_of(
-                audit.merged(audit.counted(_lacked(each, last)) for each in batches)
-            )
-
-
-def _lacked(batch: pa.RecordBatch, last: list[TableSnapshot]) -> pa.Table:
-    """The changes of a batch that their table's snapshot lacks. Tables are looked up in arrays,
-    because there may be many."""
-    relations = pa.array([each.relation for each in last], pa.int64())
-    ends = pa.array([each.position.xmax for each in last], pa.int64())
-    opens = pa.array([xid for each in last for xid in each.position.xip], pa.int64())
-    xid = batch.column("xid")
-    place = pc.index_in(batch.column("relation"), relations)
-    later = pc.or_(pc.greater_equal(xid, pc.take(ends, place)), pc.is_in(xid, opens))
-    rows = pa.Table.from_batches([batch])
-    return rows.filter(pc.and_(pc.is_valid(place), pc.fill_null(later, False)))
+    """The changes of tables since these snapshots."""
+    if last and delta.open_table(lake.events_path) is not None:
+        positions = {each.relation: each.position for each in last}
+        yield from contents_of(lake.counted_after(positions))
 
 
 def captured(url: str) -> tuple[str, list[CapturedShape]]:

@@ -53,13 +53,9 @@ BY = ("day", "user", "table", "operation", "function", "source")
 
 # ------------------------------------------------------------------------ the contents of a batch
 
-NEEDED = (
-    "relation", "shape", "schema_name", "table_name", "op", "user_id", "function_name",
-    "source", "xid", "committed_at",
+_GROUPS = (
+    "relation", "shape", "schema_name", "table_name", "op", "user_id", "function_name", "source",
 )  # fmt: skip
-"""The columns of events that are counted."""
-
-_GROUPS = NEEDED[:8]
 
 _TOTALS = {
     "changes": "sum",
@@ -87,13 +83,9 @@ last time and transaction."""
 
 
 def counted(events: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Events counted by day, table, shape, operation and writer. Files of earlier releases lack
-    columns."""
+    """Events counted by day, table, shape, operation and writer."""
     times, ids = events.column("committed_at"), events.column("xid")
-    absent = pa.nulls(events.num_rows, pa.string())
-    columns: dict[str, Any] = {
-        name: events.column(name) if name in events.schema.names else absent for name in _GROUPS
-    }
+    columns: dict[str, Any] = {name: events.column(name) for name in _GROUPS}
     columns |= {
         "day": pc.cast(times, pa.date32()),
         "changes": pa.repeat(pa.scalar(1, pa.int64()), events.num_rows),

@@ -167,6 +167,12 @@ class Lake:
         (SQL over their columns): files without matching changes are skipped."""
         return self._pinned()._events(first, last, among=among)
 
+    def counted_after(self, positions: Mapping[int, Position]) -> pa.Table:
+        """The changes of tables that their positions lack, counted by table, shape and operation,
+        with their first and last transaction."""
+        events = self.events(among=state.missing_from_all(positions))
+        return state.counted_after(events, positions).toArrow()
+
     def _pinned(self) -> Lake:
         """The lake at its present version, with the present end of the log: several reads then see
         the same changes."""

@@ -44,6 +44,9 @@ _LAKE_XIDS_LISTED_MAX = 100
 """Transactions that were open at a snapshot and are looked for one by one. Beyond, everything since
 the oldest of them is read."""
 
+_LAKE_RANGES_MAX = 100
+"""Tables, or ranges of tables, whose changes are looked for one by one."""
+
 
 _UNDONE = 2**62
 """Above every `seq`, so that the earliest of the changes to be undone ranks first."""
@@ -130,13 +133,45 @@ def _bounds(snapshot: TableSnapshot, when: Moment) -> str:
     )
 
 
-def missing_from_all(taken: Sequence[TableSnapshot]) -> str:
-    """The changes that these snapshots lack, in the same SQL. For many tables: the changes after
-    the oldest of them."""
-    if len(taken) > _LAKE_XIDS_LISTED_MAX:
-        return f"xid >= {min(each.position.xmin for each in taken)}"
+def missing_from_all(positions: Mapping[int, Position]) -> str:
+    """The changes of tables that their positions lack, in the same SQL. Of many tables, those with
+    neighbouring numbers are a range, with the changes after the oldest of its positions: files that
+    were joined have few tables each."""
+    tables = sorted(positions)
+    size = -(-len(tables) // _LAKE_RANGES_MAX)
+    if size <= 1:
+        return " or ".join(f"(relation = {t} and ({lacked(positions[t])}))" for t in tables)
+    ranges = (tables[at : at + size] for at in range(0, len(tables), size))
     return " or ".join(
-        f"(relation = {each.relation} and ({lacked(each.position)}))" for each in taken
+        f"(relation >= {each[0]} and relation <= {each[-1]}"
+        f" and xid >= {min(positions[t].xmin for t in each)})"
+        for each in ranges
+    )
+
+
+def counted_after(events: DataFrame, positions: Mapping[int, Position]) -> DataFrame:
+    """The changes of tables that their positions lack, counted by table, shape and operation, with
+    their first and last transaction."""
+    import pyarrow as pa
+    from pyspark.sql import functions as f
+
+    columns = {
+        "relation": pa.array(positions, pa.int64()),
+        "xmax": pa.array((each.xmax for each in positions.values()), pa.int64()),
+        "xip": pa.array((each.xip for each in positions.values()), pa.list_(pa.int64())),
+    }
+    begun = events.sparkSession.createDataFrame(pa.table(columns))
+    oldest = min(each.xmin for each in positions.values())
+    return (
+        events.filter(f"xid >= {oldest}")
+        .join(f.broadcast(begun), "relation")
+        .filter("xid >= xmax or array_contains(xip, xid)")
+        .groupBy("relation", "shape", "op")
+        .agg(
+            f.count("*").alias("changes"),
+            f.min("xid").alias("first_xid"),
+            f.max("xid").alias("last_xid"),
+        )
     )
 
 

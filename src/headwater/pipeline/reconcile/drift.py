@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import msgspec
@@ -12,6 +12,7 @@ from deltalake import write_deltalake
 
 from headwater.model import Position
 from headwater.pipeline.lake import delta
+from headwater.pipeline.lake.moments import instant
 from headwater.pipeline.reconcile.comparison import DriftKey
 
 _UTC = pa.timestamp("us", tz="UTC")
@@ -34,6 +35,9 @@ DRIFT = pa.schema(
     ]
 )
 """`keys` is a JSON list of `{"key": …, "kind": …}`, of a bounded number of rows that differ."""
+
+_WITHOUT_KEYS = pa.schema([field for field in DRIFT if field.name != "keys"])
+_FOUND = pa.schema([DRIFT.field(n) for n in ("at", "relation", "table", "outcome", "position")])
 
 Outcome = Literal["equal", "drift", "unknown", "failed"]
 
@@ -78,15 +82,15 @@ def _text(keys: Sequence[DriftKey]) -> str:
 
 
 def last(path: str) -> list[TableOutcome]:
-    """The last outcome of each table, by their names."""
+    """The last outcome of each table, by their names, without the keys of rows."""
     table = delta.open_table(path)
     if table is None:
         return []
-    rows = delta.read_arrow(table, DRIFT).sort_by("at")
+    rows = delta.read_arrow(table, _WITHOUT_KEYS).sort_by("at")
     places = rows.append_column("place", pa.array(range(len(rows)), pa.int64()))
     newest = places.group_by("table").aggregate([("place", "max")])
     found = rows.take(newest.column("place_max")).sort_by("table")
-    return [_outcome(row) for row in found.to_pylist()]
+    return msgspec.convert(found.to_pylist(), list[TableOutcome])
 
 
 def last_equal(path: str, relation: int, log: str) -> tuple[Position, datetime] | None:
@@ -94,7 +98,7 @@ def last_equal(path: str, relation: int, log: str) -> tuple[Position, datetime] 
     table = delta.open_table(path)
     if table is None:
         return None
-    rows = delta.read_arrow(table, DRIFT, f"relation = {relation}").sort_by("at").to_pylist()
+    rows = delta.read_arrow(table, _FOUND, f"relation = {relation}").sort_by("at").to_pylist()
     for row in reversed(rows):
         if row["relation"] == relation and row["outcome"] == "equal":
             position = Position.parse(row["position"])
@@ -103,6 +107,17 @@ def last_equal(path: str, relation: int, log: str) -> tuple[Position, datetime] 
     return None
 
 
-def _outcome(row: dict[str, object]) -> TableOutcome:
-    keys = msgspec.json.decode(str(row["keys"]), type=tuple[DriftKey, ...])
-    return msgspec.convert(row | {"keys": keys}, TableOutcome)
+def remove_old(path: str, keep: timedelta) -> None:
+    """Remove rows older than `keep`. The last row of each table stays, and the last one that found
+    it equal: a repair looks for it."""
+    table = delta.open_table(path)
+    if table is None:
+        return
+    rows = delta.read_arrow(table, _FOUND).sort_by("at").to_pylist()
+    last = {row["table"]: row["at"] for row in rows}
+    equal = {row["relation"]: row["at"] for row in rows if row["outcome"] == "equal"}
+    spared, since = {*last.values(), *equal.values()}, datetime.now(UTC) - keep
+    if not any(row["at"] < since and row["at"] not in spared for row in rows):
+        return
+    times = ", ".join(f"'{instant(at)}'" for at in sorted(spared))
+    table.delete(f"at < '{instant(since)}' and at not in ({times})")

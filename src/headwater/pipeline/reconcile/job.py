@@ -15,7 +15,7 @@ import msgspec
 from headwater import limits
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline.job_thread import JobThread
-from headwater.pipeline.lake import snapshots
+from headwater.pipeline.lake import delta, snapshots
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.reconcile import drift, tables
 from headwater.pipeline.reconcile.drift import TableOutcome
@@ -39,7 +39,9 @@ class ReconcileJob:
         self._url = url
         self._period = period
         self._metrics = metrics
-        self._next = 0.0
+        self._next = self._remove_at = 0.0
+        self._version: int | None = None
+        self._known: dict[str, TableOutcome] = {}
 
     def step(self, run: JobThread) -> None:
         run.contents()
@@ -47,7 +49,7 @@ class ReconcileJob:
             return
         self._next = time.monotonic() + limits.RECONCILE_CHECK_SECONDS
         captured = tables.captured(self._url)
-        known = {each.table: each for each in drift.last(self._lake.drift_path)}
+        known = self._outcomes()
         due = self._due(captured, known)
         for number, (relation, label) in enumerate(due):
             run.report(task=f"comparing {label}", task_done=number, task_total=len(due))
@@ -66,6 +68,18 @@ class ReconcileJob:
             differing = 0 if each.repaired else each.differing
             self._metrics.drift_rows.labels(each.table).set(differing)
             self._metrics.compared_timestamp_seconds.labels(each.table).set(each.at.timestamp())
+        if time.monotonic() >= self._remove_at:
+            self._remove_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
+            drift.remove_old(self._lake.drift_path, timedelta(days=limits.RECONCILE_OUTCOMES_DAYS))
+
+    def _outcomes(self) -> dict[str, TableOutcome]:
+        """The last outcome of each table. Read again only when there are other ones."""
+        table = delta.open_table(self._lake.drift_path)
+        version = None if table is None else table.version()
+        if version != self._version:
+            self._known = {each.table: each for each in drift.last(self._lake.drift_path)}
+            self._version = version
+        return self._known
 
     def _due(
         self, captured: list[tuple[int, str]], known: dict[str, TableOutcome]

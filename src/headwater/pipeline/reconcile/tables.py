@@ -7,7 +7,6 @@ table does not end the others.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
@@ -24,6 +23,7 @@ from headwater.pipeline.reconcile import comparison, drift
 from headwater.pipeline.reconcile.drift import TableOutcome
 from headwater.pipeline.reconcile.repair import read_again, repair
 from headwater.pipeline.snapshots.chunks import chunks_of
+from headwater.pipeline.spark_errors import explain
 
 
 def reconcile(
@@ -59,18 +59,9 @@ def _outcome(lake: Lake, url: str, name: str | int, label: str, repairing: bool)
         if repairing and found.is_open:
             found = _repaired(lake, url, found, (now.position, now.at))
     except Exception as error:  # of Spark or Delta too: none may end the other tables
-        return msgspec.structs.replace(found, error=_text(error))
+        text = str(explain(error, "the comparison"))[: limits.PIPELINE_ERROR_CHARS_MAX]
+        return msgspec.structs.replace(found, error=text)
     return found
-
-
-def _text(error: Exception) -> str:
-    """An error in words. Those that Spark's workers raised arrive inside an error of Spark."""
-    said = str(error)
-    own = _OWN_ERROR.search(said)
-    return (own[1].strip() if own else said)[: limits.PIPELINE_ERROR_CHARS_MAX]
-
-
-_OWN_ERROR = re.compile(r"headwater\.errors\.\w+: (.+)")
 
 
 def _identified(found: TableOutcome, now: DatabaseSnapshot, name: str | int) -> TableOutcome:

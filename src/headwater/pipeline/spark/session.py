@@ -52,8 +52,7 @@ LOCAL = {
     # Few rows pass through the JVM: full optimization of code during the start costs more time than
     # it saves. So it begins after ten times the usual number of calls.
     "spark.driver.extraJavaOptions": (
-        # Without memory Java ends, and is started again: nothing it does later could be relied on.
-        "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError"
+        "-XX:+UseParallelGC"
         " -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
         " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
     ),
@@ -67,6 +66,10 @@ LOCAL = {
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _MEMORY = "spark.driver.memory"
+_SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
+
+_END_WITHOUT_MEMORY = "-XX:+ExitOnOutOfMemoryError"
+"""Without memory Java ends, and is started again: nothing it does later could be relied on."""
 
 LOCAL_MASTER = "local[*,4]"
 """All cores; a task may fail four times, as on a cluster. `local[*]` gives up after one."""
@@ -145,6 +148,10 @@ def _prepared(
     make_private(folder)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # Not as a setting: it would replace the options in the spark-defaults.conf of a cluster.
+    options = os.environ.get(_SUBMIT_OPTIONS, "")
+    if _END_WITHOUT_MEMORY not in options.split():
+        os.environ[_SUBMIT_OPTIONS] = f"{_END_WITHOUT_MEMORY} {options}".rstrip()
     is_local, home = master.startswith("local"), None
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

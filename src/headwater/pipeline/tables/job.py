@@ -17,11 +17,12 @@ import msgspec
 import pyarrow as pa
 
 from headwater import limits
-from headwater.errors import HeadwaterError, PipelineError
+from headwater.errors import PipelineError
 from headwater.model import Position, Table
 from headwater.pipeline.lake import delta, maintenance, shapes, snapshots
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.spark_errors import explain
 from headwater.pipeline.tables import requests
 from headwater.pipeline.tables.catalog import Catalog
 from headwater.pipeline.tables.choice import Choice, by_relation, present_tables
@@ -189,19 +190,9 @@ class TablesJob:
         return None if is_due or request.paused else current
 
     def _changed(self, known: dict[int, Progress]) -> set[int]:
-        """The tables with a change that may be later than their progress."""
-        from pyspark.sql import functions as f
-
-        oldest = min(each.position.xmin for each in known.values())
-        events = self._lake.events(among=f"xid >= {oldest}")
-        rows = events.filter(f"xid >= {oldest}").groupBy("relation").agg(f.max("xid").alias("xid"))
-        found = {row["relation"]: row["xid"] for row in rows.collect()}
-        return {
-            relation
-            for relation, xid in found.items()
-            if relation in known
-            and (known[relation].position.xip or not known[relation].position.contains(xid))
-        }
+        """The tables with a change that their progress lacks."""
+        found = self._lake.counted_after({each: known[each].position for each in known})
+        return set(found.column("relation").to_pylist())
 
 
 def _shape(snapshot: TableSnapshot | None) -> int | None:
@@ -209,5 +200,7 @@ def _shape(snapshot: TableSnapshot | None) -> int | None:
 
 
 def _of_table(table: Table, error: Exception) -> PipelineError:
-    hint = error.hint if isinstance(error, HeadwaterError) else None
-    return PipelineError(f"the typed tables of {table.label}: {error}", hint=hint, retryable=True)
+    found = explain(error, "their merge")
+    return PipelineError(
+        f"the typed tables of {table.label}: {found}", hint=found.hint, retryable=True
+    )

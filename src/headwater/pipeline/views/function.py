@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from headwater import errors as errors_
 from headwater.errors import ConfigError, HeadwaterError, InvalidQuery, PipelineError
 from headwater.model import Table
+from headwater.pipeline.spark import log_file
 from headwater.pipeline.views import plans
 from headwater.pipeline.views.aggregates import WEIGHT, AggregateCalls, calls
 from headwater.pipeline.views.definitions import StreamingView
@@ -147,7 +148,7 @@ class ViewFunction:
             if found := re.search(r"headwater\.errors\.(\w+): (.+)", str(error)):
                 raise self._of_task(found[1], found[2].strip()) from error
             raise PipelineError(
-                f"view {self._view.name}: its function failed: {_first_line(error)}",
+                f"view {self._view.name}: its function failed: {log_file.cause(str(error))}",
                 hint="Correct the function, and start the pipeline again.",
                 retryable=not isinstance(error, lasting),
             ) from error

@@ -25,6 +25,7 @@ from headwater import limits
 from headwater.errors import HeadwaterError, PipelineError
 from headwater.model import Position
 from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.spark import log_file
 from headwater.pipeline.stream.checkpoints import Checkpoint, owner_name
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import ChangeKind, Planner
@@ -398,12 +399,8 @@ _OWNER = owner_name()
 
 
 def _explained(view: str, error: Exception) -> HeadwaterError:
-    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return PipelineError(
-        f"view {view}: {text}",
-        hint="Spark's log has the details; headwater status prints the path of that file.",
-        retryable=True,
-    )
+    text = log_file.cause(str(error)) or type(error).__name__
+    return PipelineError(f"view {view}: {text}", hint=log_file.record(error), retryable=True)
 
 
 class _Planners:

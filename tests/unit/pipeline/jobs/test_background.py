@@ -8,6 +8,7 @@ from threading import Event
 
 import pyarrow as pa
 
+from headwater.errors import HeadwaterError, PipelineError
 from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.background import BackgroundJobs
 from headwater.pipeline.stream.progress import StreamProgress
@@ -42,8 +43,8 @@ class RecordedJob:
         return StreamProgress("recorded", "running", "a test") if self._is_used else None
 
     @property
-    def failure(self) -> Exception | None:
-        return ValueError("work failed") if self._fails else None
+    def failure(self) -> HeadwaterError | None:
+        return PipelineError("work failed") if self._fails else None
 
     def request_stop(self) -> None:
         self._call("request_stop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 
+import duckdb
 import msgspec
 import pytest
 
@@ -17,6 +18,7 @@ from headwater.pipeline.reading.state import (
     check_shape,
     choose,
     days,
+    missing_from_all,
     names_of,
     nearest,
     plan,
@@ -140,6 +142,30 @@ def table(id_: int, *columns: str, key: tuple[str, ...] = ("id",)) -> Table:
         tuple(Column(name, kind.partition("(")[0], kind) for name, kind in parts),
         key,
     )
+
+
+def test_changes_that_many_positions_lack() -> None:
+    """Of many tables some changes more are found, but none of tables far from them."""
+    many = {each: Position("a", 10_000 - each, 10_000 - each) for each in range(1000, 2000)}
+    few = {1: Position("a", 5, 9, (5, 7))}
+
+    def found(positions: dict[int, Position], *changes: tuple[int, int]) -> list[tuple[int, int]]:
+        events = ", ".join(map(str, changes))
+        with duckdb.connect() as connection:
+            return connection.execute(
+                f"select * from (values {events}) events (relation, xid)"
+                f" where {missing_from_all(positions)}"
+            ).fetchall()
+
+    assert found(few, *((1, xid) for xid in range(4, 11)), (2, 9)) == [
+        (1, 5),
+        (1, 7),
+        (1, 9),
+        (1, 10),
+    ]
+    lacked = [(each, position.xmax) for each, position in many.items()]
+    old = [(each, position.xmax - 100) for each, position in many.items()]
+    assert found(many, *lacked, *old, (999, 2**40), (2000, 2**40)) == lacked
 
 
 def test_column_names_across_schema_changes() -> None:

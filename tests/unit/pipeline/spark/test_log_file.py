@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.pipeline.jobs.spark_errors import explain
 from headwater.pipeline.spark import log_file
+from headwater.pipeline.spark_errors import explain
 
 
 def printed(path: Path, *chunks: str) -> None:
@@ -67,10 +67,10 @@ def test_an_error_is_in_the_log_with_its_causes(
     failed = RuntimeError(worker)
     failed.__cause__ = OSError("the file is not there")
     monkeypatch.setattr(log_file, "_current", None)
-    assert "headwater status" in str(explain(failed, "events").hint)
+    assert "headwater status" in str(explain(failed, "stream events of the pipeline").hint)
     path = tmp_path / "spark.log"
     log_file.use(path)
-    shown = explain(failed, "events")
+    shown = explain(failed, "stream events of the pipeline")
     assert str(shown) == "stream events of the pipeline failed: ValueError: no such region"
     assert shown.hint == f"The whole error is in {path}."
     written = path.read_text()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from pyspark import SparkContext
 
 from headwater.commands import execution, program
 from headwater.commands.lake import pipeline
 from headwater.errors import ConfigError
-from headwater.pipeline.spark import session
+from headwater.pipeline.spark import class_archive, launch, session
+from headwater.pipeline.spark.java import Java
 from headwater.pipeline.spark.session import begin, refuse_connect, spark_session
 
 
@@ -71,3 +77,38 @@ def test_the_command_says_so_before_anything_else(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "a pipeline does not run over Spark Connect" in printed.err
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn"])
+def test_a_java_without_memory_ends(
+    master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every master, and beside the options that the user has chosen in any way."""
+    monkeypatch.setattr(session, "find_java", lambda _: Java(tmp_path, 17, supplied=False))
+    monkeypatch.setattr(session, "make_private", lambda _: None)
+    monkeypatch.setattr(class_archive, "options", lambda *_: ())
+    own = "-XX:+UseG1GC"
+    for given in ("", "-Dmine=1"):
+        with patch.dict(os.environ, SPARK_SUBMIT_OPTS=given):
+            for _ in range(2):
+                prepared, settings = session._prepared(
+                    tmp_path, master, {"spark.driver.extraJavaOptions": own}
+                )
+                assert prepared is not None
+                options = prepared.environment()["SPARK_SUBMIT_OPTS"]
+                assert options.split() == ["-XX:+ExitOnOutOfMemoryError", *given.split()]
+                assert settings["spark.driver.extraJavaOptions"].startswith(own)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("raise SystemExit(3)", "Spark's Java ran out of memory"),
+        ("raise SystemExit(1)", "Spark's Java ended with exit code 1"),
+        ("import os; os.kill(os.getpid(), 9)", "Spark's Java was killed (signal 9)"),
+    ],
+)
+def test_why_java_has_ended(end: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", end]) as process:
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+        assert launch.ended(patience=60.0) == said
