@@ -299,7 +299,7 @@ class Lake:
         if last["at"] is None:
             return before
         taken_at = max(_EPOCH + timedelta(microseconds=last["at"]), before.taken_at)
-        # A number of this attempt only, recent enough that the rows are not cleaned away.
+        # A number of this attempt only.
         present = snapshots.number_of(datetime.now(UTC))
         number = max([present, *(each.snapshot + 1 for each in taken)])
         folded = TableSnapshot(
