@@ -8,7 +8,7 @@ in `headwater.log.between`.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from headwater.model import Position
 
@@ -58,12 +58,3 @@ def contained(position: Position, xid: str = "xid") -> SparkColumn:
     from pyspark.sql import functions as f
 
     return f.expr(contained_sql(position, xid))
-
-
-def contained_arrow(position: Position, xid: Any) -> Any:
-    """The same in Arrow, for an array or a field of transaction ids."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    running = pc.is_in(xid, pa.array(position.xip, pa.int64()))
-    return pc.and_kleene(pc.less(xid, position.xmax), pc.invert(running))
