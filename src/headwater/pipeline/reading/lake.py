@@ -240,6 +240,7 @@ class Lake:
 
         def examine(snapshot: TableSnapshot) -> TableSnapshot:
             return continuity.examined(
+                snapshots.load(self.places, snapshot.relation),
                 lambda: _PinnedReads(self.with_log(url)._pinned()),
                 snapshot,
                 unaltered,
@@ -638,9 +639,6 @@ class _PinnedReads:
         self.plan_from = lake._resolver.plan_from
         self.changes_after = lake._resolver.changes_after
         self.rows = lake._rows
-
-    def snapshots_before(self, snapshot: TableSnapshot) -> list[TableSnapshot]:
-        return self._lake._resolver.snapshots(snapshot.relation)
 
     def between(self, snapshot: TableSnapshot, when: Position) -> DataFrame:
         taken = self._lake._resolver.snapshots(snapshot.relation)
