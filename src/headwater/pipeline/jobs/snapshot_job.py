@@ -60,13 +60,14 @@ class SnapshotJob:
         self._contradicted: set[int] = set()
 
     def step(self, run: JobThread) -> None:
+        contents = run.contents()
         if self._events_max:
-            self._make_due(run)
+            self._make_due(run, contents)
         self._trim_when_due(run)
 
-    def _make_due(self, run: JobThread) -> None:
+    def _make_due(self, run: JobThread, contents: list[pa.Table]) -> None:
         self._failed.clear()
-        schedule = self._updated(run.contents())
+        schedule = self._updated(contents)
         self._watch(schedule)
         self._read(run, schedule)
         for relation in schedule.to_fold():
