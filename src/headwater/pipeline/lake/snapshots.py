@@ -113,7 +113,7 @@ def write_frame(
     files = delta.append_frame(
         places.rows, rows.select(*marks, "key", "image", "shape"), blooms=True
     )
-    counted = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files or ())
+    counted = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files)
     made = accept(msgspec.structs.replace(snapshot, rows=counted))
     add_to_list(places, [made])
     return made

@@ -10,7 +10,7 @@
 <root>/tables/          typed tables: current state and history of each table
 <root>/_tables/         requests about them
 <root>/_checkpoints/<name>/  the checkpoint of each stream
-<root>/_lock            locked by the pipeline that writes pinned
+<root>/_lock            locked by the pipeline that writes to the lake
 <root>/_retention       the first day with every event, where older ones were removed
 <root>/_service         where the pipeline answers requests; see `shared_session`
 <root>/_spark.log       the output of Spark while the pipeline runs
@@ -199,12 +199,6 @@ class Lake:
         if self._tail is None or not self._tail.has_rows:
             return stored
         return stored.unionByName(tail.changes(self.spark, self._tail).select(*STORED_EVENTS.names))
-
-    def known_shapes(self) -> DataFrame:
-        """The shapes that tables had when changes were written."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return delta.read(self.spark, self.shapes_path, from_arrow_schema(shapes.SHAPES))
 
     def reached(self) -> Position | None:
         """The position up to which the lake has every event, as the stream saved it with its

@@ -25,7 +25,7 @@ from headwater.pipeline.lake.events import STORED_EVENTS
 from headwater.pipeline.lake.parquet import write_batches
 from headwater.pipeline.lake.stored_files import stored_files
 from tests.support.generators.sizes import first_seed, size
-from tests.support.lake.event_stream import Stream
+from tests.support.lake.event_stream import Stream, append
 
 ROUNDS = size("compactions", 3, large=300)
 
@@ -149,8 +149,8 @@ def test_other_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, rows = f"{tmp_path}/snapshots/list", pa.table({"number": [1]})
     delta.create(path, rows.schema)
     joined: list[tables.Joined] = []
-    for number in range(9):
-        delta.append(path, rows, app_id="a", batch_id=number)
+    for _ in range(9):
+        append(path, rows)
         joined += tables.join_due(str(tmp_path), no_spark, lambda: False)
     assert joined[0] == tables.Joined("snapshots/list", 3)
     assert len(DeltaTable(path).file_uris()) < 5
