@@ -7,6 +7,7 @@ in `headwater.log.between`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,6 +18,23 @@ if TYPE_CHECKING:
 
 Moment: TypeAlias = datetime | Position
 """An instant, or a position. An instant without a time zone is in UTC."""
+
+
+def parse_moment(text: str) -> Moment:
+    """A moment as people write it. A time without an offset is UTC. ValueError for another text.
+
+    >>> parse_moment("2026-11-15 10:00")
+    datetime.datetime(2026, 11, 15, 10, 0, tzinfo=datetime.timezone.utc)
+    >>> parse_moment("yesterday")
+    Traceback (most recent call last):
+    ...
+    ValueError: 'yesterday' is neither a time nor a position
+    """
+    with suppress(ValueError):
+        return Position.parse(text)
+    with suppress(ValueError):
+        return aware(datetime.fromisoformat(text.strip()))
+    raise ValueError(f"{text!r:.100} is neither a time nor a position")
 
 
 def aware(when: Moment) -> Moment:
