@@ -34,6 +34,7 @@ from headwater.database import connect
 from headwater.pipeline.compaction import tables as compaction
 from headwater.pipeline.lake import delta, shapes
 from headwater.pipeline.lake.events import STORED_EVENTS
+from headwater.pipeline.lake.parquet import write_files
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import Planner
 from headwater.testing.gateway_process import Served, serving
@@ -97,11 +98,9 @@ class Lake:
             end = planner.now()
         offset = msgspec.json.encode(Offset(end).to_dict()).decode()
         bounds = np.linspace(0, self.events, commits + 1).astype(int)
-        for n, (first, last) in enumerate(pairwise(bounds)):
+        for first, last in pairwise(bounds):
             rows = self._rows(first, last, f"{end.log}-{LAST_XID}:{LAST_XID}:")
-            delta.append(
-                path, rows, app_id="past", batch_id=n, metadata={delta.OFFSET: offset}, table=table
-            )
+            delta.commit(table, write_files(path, rows, ["day"]), {delta.OFFSET: offset})
 
     def _rows(self, first: int, last: int, position: str) -> pa.Table:
         seq = np.arange(first, last, dtype=np.int64)

@@ -34,7 +34,7 @@ from pyspark.sql import functions as f
 from benchmarks import peers
 from benchmarks.groups import Crowd
 from benchmarks.measure import ORDERS, Result, execute, percentile, report, scratch_server
-from headwater import Lake, Position, spark_session
+from headwater import Lake, Position, limits, spark_session
 from headwater.capture.postgres import schema
 from headwater.database import connect
 from headwater.hub.hub import Hub
@@ -94,8 +94,8 @@ def database(server_url: str, name: str) -> str:
 def pipeline(
     url: str, lake: Path, *arguments: str, cache: str | Path | None = None, **settings: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """`headwater pipeline run`, ended with the block. `cache` is the folder for caches, which has
-    the archive of Spark's classes; without it, the user's own."""
+    """`headwater pipeline run`, ended with the block, or killed if that takes too long. `cache` is
+    the folder for caches, which has the archive of Spark's classes; without it, the user's own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
     environment |= {f"HEADWATER_{name.upper()}": value for name, value in settings.items()}
     environment["HEADWATER_URL"] = url
@@ -114,8 +114,16 @@ def pipeline(
             yield run
         finally:
             if run.poll() is None:
-                run.send_signal(signal.SIGTERM)
-                run.wait(90)
+                _end(run)
+
+
+def _end(run: subprocess.Popen[str]) -> None:
+    run.send_signal(signal.SIGTERM)
+    try:
+        run.wait(limits.PIPELINE_PROCESS_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        raise
 
 
 class Commit(NamedTuple):

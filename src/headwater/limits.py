@@ -764,8 +764,8 @@ SPARK_LOG_BYTES_MAX = 8 * 1024 * 1024
 before."""
 
 CLASS_ARCHIVE_UNUSED_SECONDS = 30 * 86_400.0
-"""An archive of Spark's classes that no Spark has used for this time is removed when another one is
-made."""
+"""An archive of Spark's classes that no Spark has used for this time is removed by the next
+pipeline that has run for a minute."""
 
 CLASS_ARCHIVE_SECONDS = 600.0
 """How long making an archive of Spark's classes may take. Then `headwater pipeline warm` fails."""

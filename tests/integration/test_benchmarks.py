@@ -8,7 +8,13 @@ runs such a process, and has views.
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +40,7 @@ from benchmarks import (
     wal_writers,
 )
 from benchmarks.streaming import has_nchan
+from headwater import limits
 from tests.spark import conftest
 
 if TYPE_CHECKING:
@@ -64,6 +71,31 @@ def test_runs(module: object, lines: int) -> None:
     results = module.run(tiny=True)  # type: ignore[attr-defined]
     assert len(results) == lines
     assert all(result.value for result in results)
+
+
+def test_a_pipeline_that_does_not_stop_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\n{IGNORES}")
+    program.chmod(0o755)
+    monkeypatch.setattr(limits, "PIPELINE_PROCESS_STOP_SECONDS", 0.0)
+    monkeypatch.setattr(pipeline, "sys", SimpleNamespace(executable=str(program)))
+    opened, wait = ExitStack(), Event()
+    run = opened.enter_context(pipeline.pipeline("", tmp_path / "lake"))
+    while not (tmp_path / "lake.log").read_text():
+        wait.wait(0.05)
+    with pytest.raises(subprocess.TimeoutExpired):
+        opened.close()
+    assert run.returncode == -signal.SIGKILL
+
+
+IGNORES = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("it runs", flush=True)
+signal.sigwait([signal.SIGUSR1])
+"""
 
 
 def test_live_benchmarks_do_their_work() -> None:

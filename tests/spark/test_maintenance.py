@@ -28,6 +28,7 @@ from headwater.pipeline.lake.parquet import write_batches
 from headwater.pipeline.lake.retention import RetentionFloor
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from tests.spark.test_events import Running, state_of, until
+from tests.support.lake.event_stream import append
 from tests.support.lake.tables import execute, files_of, run_once
 from tests.support.lake.truth import Copy, Database, copy, fill, lake_at, opened, position, rows_of
 
@@ -310,7 +311,7 @@ def test_the_offset_of_the_lake_is_always_known(tmp_path: Path) -> None:
     table = delta.create(path, rows.schema)
     assert delta.offset_of(table) is None
     for number in (1, 2):
-        delta.append(path, rows, app_id="a", batch_id=number, metadata={"offset": f"o{number}"})
+        append(path, rows, f"o{number}")
     for _ in range(30):
         table = DeltaTable(path)
         table.vacuum(0, dry_run=False, enforce_retention_duration=False,
@@ -318,7 +319,7 @@ def test_the_offset_of_the_lake_is_always_known(tmp_path: Path) -> None:
     assert delta.offset_of(DeltaTable(path)) == "o2"
     # Files are joined from an older version than the last batch: that batch counts.
     old = delta.carrying(DeltaTable(path))
-    delta.append(path, rows, app_id="a", batch_id=3, metadata={"offset": "o3"})
+    append(path, rows, "o3")
     table = DeltaTable(path)
     table.optimize.compact(commit_properties=old)
     assert delta.offset_of(DeltaTable(path)) == "o3"

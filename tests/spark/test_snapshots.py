@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,15 @@ from headwater import limits
 from headwater.errors import CaptureError
 from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.snapshot_job import SnapshotJob
-from headwater.pipeline.lake import snapshots
+from headwater.pipeline.lake import delta, snapshots
 from headwater.pipeline.lake.database_snapshot import NotCapturedError, database_snapshot
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.snapshots import table_reads
 from headwater.pipeline.snapshots.table_reads import FailedTable, ReadProgress
 from tests.support.generators.sizes import first_seed, size
 from tests.support.lake.truth import Copy, Database, copy, fill, lake_at, opened, rows_of
+from tests.unit.pipeline.lake.test_snapshots import rows_in, write_rows
+from tests.unit.pipeline.lake.test_snapshots import taken as unfinished
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +68,8 @@ def test_many_tables_in_one_snapshot(spark: SparkSession, url: str, tmp_path: Pa
             database.execute(f"create table t{number} (id int primary key)".encode())
             database.execute(f"insert into t{number} select generate_series(1, {number})".encode())
             enable(database, f"t{number}")
-        thread = JobThread("snapshots", SnapshotJob(lake, url, events_max=100).step)
+        job = SnapshotJob(lake, url, events_max=100)
+        thread = JobThread("snapshots", job.step)
         thread.work()
         progress = thread.progress()
         assert progress is not None
@@ -75,6 +79,14 @@ def test_many_tables_in_one_snapshot(spark: SparkSession, url: str, tmp_path: Pa
         assert len({each.position for each in taken}) == 1
         assert DeltaTable(lake.places.rows).version() == 1
         assert DeltaTable(lake.places.list).version() == 1
+        # Rows that a killed run has left, and a day later.
+        left = write_rows(lake.places, unfinished(7, 1), timedelta(days=2))
+        delta.add(DeltaTable(lake.places.rows), left)
+        job._trim_at = 0.0
+        thread.work()
+        assert rows_in(lake.places) == sorted(
+            (each.relation, each.snapshot) for each in taken for _ in range(each.rows)
+        )
         database.execute("drop table t1; select headwater.disable_reactivity('t2')")
         outcomes = list(lake.snapshots_of(url, [each.relation for each in taken]))
     failed = [each.error for each in outcomes if isinstance(each, FailedTable)]

@@ -22,6 +22,7 @@ from headwater.limits import PAST_VERSIONS_MAX
 from headwater.model import Position, Row, Table
 from headwater.past.access import PastVersion, RowGuard, seen_versions
 from headwater.past.reads import Check, PastReads, check_size
+from headwater.pipeline.lake.moments import Moment, parse_moment
 from headwater.pipeline.packages import spark_needed
 from headwater.pipeline.reading.requests import AsOfRequest, RowHistoryRequest
 
@@ -94,7 +95,7 @@ async def _handle(
 
 
 class _Options(msgspec.Struct, frozen=True):
-    at: datetime | Position | None
+    at: Moment | None
     before: int | None
     limit: int
 
@@ -124,22 +125,12 @@ def _number(request: Request, name: str) -> int | None:
     return None if text is None else int(text)
 
 
-def _moment(text: str | None) -> datetime | Position | None:
-    if text is None:
-        return None
+def _moment(text: str | None) -> Moment | None:
     try:
-        return Position.parse(text)
-    except ValueError:
-        pass
-    try:
-        at = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise InvalidQuery(
-            f"{text!r:.100} is neither a time nor a position",
-            path="at",
-            hint="Send a time as 2026-11-15T10:00:00Z, or a position.",
-        ) from None
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at
+        return None if text is None else parse_moment(text)
+    except ValueError as error:
+        hint = "Send a time as 2026-11-15T10:00:00Z, or a position."
+        raise InvalidQuery(str(error), path="at", hint=hint) from None
 
 
 # ------------------------------------------------------------------------ answers, in threads
@@ -170,7 +161,7 @@ def _as_of(asked: _PastRequest, options: _Options, check: Check, seconds: float)
     return PastState(label, None)
 
 
-def _check_age(asked: _PastRequest, at: datetime | Position) -> None:
+def _check_age(asked: _PastRequest, at: Moment) -> None:
     """ResyncRequired for a moment before the user's right begins, as for a change feed."""
     if asked.earliest is None:
         return

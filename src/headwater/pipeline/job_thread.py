@@ -111,11 +111,6 @@ class JobThread:
     # -------------------------------------------------------------------- for the step
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its thread runs."""
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
     def is_stopping(self) -> bool:
         """Whether the step should end at its next part."""
         return self._stopping

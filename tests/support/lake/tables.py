@@ -63,7 +63,6 @@ def in_lake(lake: Lake) -> list[tuple[Any, ...]]:
 
 
 def files_of(path: str) -> list[str]:
-
     return list(DeltaTable(path).file_uris())
 
 

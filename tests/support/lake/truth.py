@@ -24,6 +24,7 @@ from headwater.pipeline.reading.resolver import LakePaths
 from headwater.pipeline.stream import worker
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import Planner
+from tests.support.lake.event_stream import append
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,29 +81,21 @@ def fill(lake: Lake, url: str) -> None:
     is_new = [seq not in in_lake for seq in rows.column("seq").to_pylist()]
     new = rows.filter(pa.array(is_new, pa.bool_()))
     offset = msgspec.json.encode(Offset(until).to_dict()).decode()
-    batch_id = known.version() + 1
-    delta.append(
-        lake.events_path, new, app_id="test", batch_id=batch_id, metadata={"offset": offset}
-    )
+    append(lake.events_path, new, offset)
 
 
 def take_in(root: str, url: str) -> None:
     """Bring the lake up to date without Spark."""
     paths = LakePaths(root)
-    events = delta.create(paths.events, STORED_EVENTS, ["day"])
+    delta.create(paths.events, STORED_EVENTS, ["day"])
     with closing(Planner(url)) as planner:
         begin = last_offset(paths.events) or Offset(planner.beginning())
         end = planner.latest(begin, None)
         shapes.record(paths.shapes, url)
         parts = planner.parts(begin, end)
     rows = [event_rows(batch) for part in parts for batch in worker.read(part)]
-    delta.append(
-        paths.events,
-        pa.Table.from_batches(rows, STORED_EVENTS),
-        app_id="test",
-        batch_id=events.version() + 1,
-        metadata={delta.OFFSET: msgspec.json.encode(end.to_dict()).decode()},
-    )
+    offset = msgspec.json.encode(end.to_dict()).decode()
+    append(paths.events, pa.Table.from_batches(rows, STORED_EVENTS), offset)
 
 
 def take_snapshot(root: str, url: str, relation: int) -> None:

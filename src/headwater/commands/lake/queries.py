@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headwater.commands.lake.connection import open_lake
-from headwater.commands.lake.moments import parse_moment
+from headwater.commands.lake.moments import given_moment
 from headwater.commands.lake.rows import (
     FormatOption,
     OutputFile,
@@ -89,7 +89,7 @@ def asof(
     Example: `headwater asof orders '2026-11-15 10:00' --where 'amount > 100'`
     """
     printer = RowsPrinter(format, output, json=json)
-    moment = parse_moment(when)
+    moment = given_moment(when)
     request = AsOfRequest(
         table,
         moment if isinstance(moment, datetime) else None,
@@ -172,7 +172,7 @@ def audit(
 def _instant(text: str | None) -> datetime | None:
     if text is None:
         return None
-    moment = parse_moment(text)
+    moment = given_moment(text)
     if isinstance(moment, Position):
         raise ConfigError(f"{text} is a position, not a time", hint="Write 2026-11-15.")
     return moment

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from headwater.app import install
 from headwater.commands.lake.connection import open_lake
-from headwater.commands.lake.moments import parse_moment
+from headwater.commands.lake.moments import given_moment
 from headwater.commands.options import (
     LAKE_PANEL,
     DataDir,
@@ -93,7 +93,7 @@ def replay(
     Example: `headwater replay orders --until '2026-11-15 10:00' --into orders_restored`
     """
     _check(into, emit, since, speed, cursor)
-    begin, end = (None if each is None else parse_moment(each) for each in (since, until))
+    begin, end = (None if each is None else given_moment(each) for each in (since, until))
     pace = None if speed is None else parse_speed(speed)
     with _database(settings_for(url, embedded, data_dir)) as found, open_lake(lake, found) as at:
         if into is None:

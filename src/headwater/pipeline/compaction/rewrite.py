@@ -9,6 +9,7 @@ and no offset. Readers of an older version still find the old files until vacuum
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +85,12 @@ def _replace(table: DeltaTable, files: Sequence[StoredFile], written: Sequence[A
 
 
 def _discard(table: DeltaTable, written: Iterable[AddAction]) -> None:
+    """Remove files that are not committed. One that the driver does not find is not an error: that
+    nothing was committed is the error to report."""
     place = FileLocation.of(table.table_uri)
     for file in written:
-        place.system.delete_file(place.below(file.path))
+        with suppress(OSError):
+            place.system.delete_file(place.below(file.path))
 
 
 # ------------------------------------------------------------------------ small

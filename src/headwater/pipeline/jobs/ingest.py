@@ -43,9 +43,9 @@ class WrittenParts(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where tasks write: the paths of the tables. Without `events` they only count."""
+    """Where tasks write: the paths of the tables."""
 
-    events: str | None
+    events: str
     audit: str
 
 
@@ -68,13 +68,7 @@ def _write(parts: Iterator[pa.RecordBatch], *, target: Target) -> Iterator[pa.Re
     """Runs in a task."""
     for part in slices(parts):
         counts: list[pa.Table] = []
-        events = _counted(part, counts)
-        files: list[AddAction] = []
-        if target.events is None:
-            for _ in events:
-                pass
-        else:
-            files = write_batches(target.events, STORED_EVENTS, events, ["day"])
+        files = write_batches(target.events, STORED_EVENTS, _counted(part, counts), ["day"])
         failpoint("part")
         counted = audit.merged(counts)
         lines = write_files(target.audit, audit.rolled(counted), ["day"])

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from math import inf
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -87,14 +88,17 @@ class Pipeline:
         return [stream.progress() for stream in self._streams]
 
     def _work_once(self, stop: Event) -> None:
-        """Do the work of all jobs, until `stop` is set."""
+        """Do the work of all jobs, until `stop` is set. What they do then may take a while longer,
+        or it is abandoned."""
         worker = Thread(target=self._background.work, name="headwater-jobs", daemon=True)
         worker.start()
-        while worker.is_alive():
+        deadline = inf
+        while worker.is_alive() and time.monotonic() < deadline:
             if reason := launch.ended():
                 raise SparkLost(reason)
-            if stop.is_set():
+            if stop.is_set() and deadline == inf:
                 self._background.request_stop()
+                deadline = time.monotonic() + limits.PIPELINE_STOP_SECONDS
             worker.join(LOOK_SECONDS)
 
     def _stop(self) -> None:

@@ -9,7 +9,6 @@ from functools import partial
 import msgspec
 
 from headwater import limits
-from headwater.errors import ConfigError
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline.jobs.events_sink import EventsSink
 from headwater.pipeline.lake import events
@@ -90,14 +89,3 @@ class PipelinePlan(msgspec.Struct, frozen=True):
 
     tables: Choice | None = None
     """The typed tables to keep; None for none."""
-
-
-def chosen(names: Sequence[str], jobs: tuple[StreamJob, ...] = JOBS) -> tuple[StreamJob, ...]:
-    """The jobs of these names, or all where no name is given. ConfigError for an unknown name."""
-    known = {job.name: job for job in jobs}
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"the pipeline has no stream {name!r}", hint=f"It has: {', '.join(known)}."
-            )
-    return tuple(known[name] for name in names) or jobs

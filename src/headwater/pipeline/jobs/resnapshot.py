@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import psycopg
-import pyarrow.compute as pc
 
 from headwater.database import connect_blocking, translated
 from headwater.errors import CaptureError
@@ -23,7 +22,7 @@ from headwater.pipeline.files import FileLocation
 from headwater.pipeline.lake import delta, events, gaps, snapshots
 from headwater.pipeline.lake.events import STORED_EVENTS
 from headwater.pipeline.lake.gaps import LakeGap
-from headwater.pipeline.lake.moments import contained_arrow
+from headwater.pipeline.reading.changes import inside_sql
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.checkpoints import LakeLock
 from headwater.pipeline.stream.offsets import Offset
@@ -104,12 +103,11 @@ def _last_time(lake: Lake, reached: Position) -> datetime:
     taken = snapshots.load(lake.places)
     known = [each.taken_at for each in taken if reached.covers(each.position)]
     known += (gap.until_at for gap in gaps.load(lake.gaps_path) if reached.covers(gap.until))
-    contained = contained_arrow(reached, pc.field("xid"))
     table = delta.open_table(lake.events_path)
     if table is not None:
-        found = table.to_pyarrow_dataset().to_table(columns=["committed_at"], filter=contained)
-        last = pc.max(found["committed_at"]).as_py()
-        known += [last.astimezone(UTC)] if last is not None else []
+        question = f"select max(committed_at) as at from events where {inside_sql(reached)}"
+        (last,) = delta.select(question, events=table)
+        known += [last["at"].astimezone(UTC)] if last["at"] is not None else []
     return max(known, default=datetime(1970, 1, 1, tzinfo=UTC))
 
 

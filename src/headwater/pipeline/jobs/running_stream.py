@@ -221,6 +221,9 @@ class RunningStream:
 
     def _start(self) -> None:
         self._failure = self._written = None
+        # Batches are numbered from 0 again. Those that Spark did not report are written, too.
+        self._changes += sum(self._taken.values())
+        self._taken, self._noted_batch = {}, None
         self._sink = self._job.sink(self._plan.lake, self._plan.url, self._checkpoint)
         if self._stopping:
             self._close_sink()

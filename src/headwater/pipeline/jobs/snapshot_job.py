@@ -1,5 +1,6 @@
 """Makes snapshots of tables while the events stream runs, so that every moment can be computed from
-a snapshot that is near it. Also removes old events (`trim`).
+a snapshot that is near it. Once a day it removes rows of snapshots that were never finished, and
+old events (`trim`).
 
 `snapshot_schedule` decides which tables are due. The events sink reports what each batch contained;
 after a start, the changes since the last snapshots are counted once from the lake.
@@ -55,13 +56,14 @@ class SnapshotJob:
         self._contradicted: set[int] = set()
 
     def step(self, run: JobThread) -> None:
+        contents = run.contents()
         if self._events_max:
-            self._make_due(run)
+            self._make_due(run, contents)
         self._trim_when_due(run)
 
-    def _make_due(self, run: JobThread) -> None:
+    def _make_due(self, run: JobThread, contents: list[pa.Table]) -> None:
         self._failed.clear()
-        schedule = self._updated(run.contents())
+        schedule = self._updated(contents)
         self._watch(schedule)
         self._read(run, schedule)
         for relation in schedule.to_fold():
@@ -170,12 +172,13 @@ class SnapshotJob:
     # -------------------------------------------------------------------- trimming
 
     def _trim_when_due(self, run: JobThread) -> None:
-        is_due = self._retention is not None and time.monotonic() >= self._trim_at
-        if is_due and run.attempt(self._trim):
+        if time.monotonic() >= self._trim_at and run.attempt(self._trim):
             self._trim_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
 
     def _trim(self) -> None:
-        assert self._retention is not None
+        if self._retention is None:
+            snapshots.remove(self._lake.places)
+            return
         _, tables = captured(self._url)
         relations = {table.relation for table in tables}
         done = trim(self._lake, self._retention, captured=relations)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import timedelta
+from functools import partial
 
 from headwater import limits
 from headwater.pipeline.job_thread import JobThread
@@ -22,11 +23,17 @@ class VacuumJob:
         self._root = root
         self._keep = keep
         self._next = time.monotonic() + limits.LAKE_VACUUM_SECONDS
+        self._due: list[str] = []
 
     def step(self, run: JobThread) -> None:
+        """Tables that fail are tried again, and no other table waits for them."""
         run.contents()
-        if time.monotonic() < self._next:
-            return
-        for done in maintenance.vacuum(self._root, self._keep):
-            log.info("Removed %s files from %s", done.removed, done.table)
-        self._next = time.monotonic() + limits.LAKE_VACUUM_SECONDS
+        if time.monotonic() >= self._next:
+            self._due = list(maintenance.tables(self._root))
+            self._next = time.monotonic() + limits.LAKE_VACUUM_SECONDS
+        # While stopping, nothing is attempted any more.
+        self._due = [name for name in self._due if not run.attempt(partial(self._vacuum, name))]
+
+    def _vacuum(self, name: str) -> None:
+        done = maintenance.vacuum_table(self._root, name, self._keep)
+        log.info("Removed %s files from %s", done.removed, done.table)

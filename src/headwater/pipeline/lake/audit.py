@@ -152,7 +152,7 @@ class AuditTable:
 
     def add(self, files: Sequence[AddAction], offset: str) -> None:
         """Add the counts of a batch, which tasks have written."""
-        delta.commit(self.table, files, None, 0, {delta.OFFSET: offset})
+        delta.commit(self.table, files, {delta.OFFSET: offset})
 
     def add_events(self, events: DataFrame, offset: str) -> None:
         """Count these events, and add the counts."""
@@ -176,8 +176,8 @@ class AuditTable:
 
 
 def fold(path: str) -> None:
-    """Make one line of each group, for days that have several files. The numbers of the batches in
-    the table stay known."""
+    """Make one line of each group, for days that have several files. The offset of the table stays
+    known."""
     table = DeltaTable(path)
     files = _scattered(table)
     if not files:

@@ -1,10 +1,10 @@
 """Delta tables through delta-rs: appended to exactly once, read by Spark's own Parquet reader.
 
 Spark needs no jar for this. A batch is written as Parquet (`parquet`), by Arrow on the driver or by
-Spark's tasks, and then committed together with its number (`app_id`, `batch_id`). Whether the batch
-is in the table is looked up in the version that the commit builds on. Delta refuses a commit on an
-older version, and the lookup is repeated. So a batch that is repeated after a crash, or written by
-two processes at once, is in the table once.
+Spark's tasks, and then committed together with the offset that it reaches. A batch follows the
+offset of the version that its commit builds on. Delta refuses a commit on an older version, and the
+offset is looked up again. So a batch that is repeated after a crash, or written by two processes at
+once, is in the table once.
 
 Before every commit the driver checks that each file exists with its size: tasks on other machines
 may have written to a folder of their own.
@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
@@ -64,42 +64,21 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
 # ------------------------------------------------------------------------ appending
 
 
-def append(
-    path: str,
-    rows: pa.Table,
-    *,
-    app_id: str,
-    batch_id: int,
-    metadata: dict[str, Any] | None = None,
-    table: DeltaTable | None = None,
-) -> bool:
-    """Append a batch; False if the table has it already. `table` is the opened table, if the caller
-    has it: it is updated, and not opened again."""
-    table = table or DeltaTable(path)
-    if holds(table, app_id, batch_id):
-        return False
-    files = write_files(path, rows, table.metadata().partition_columns)
-    return commit(table, files, app_id, batch_id, metadata)
-
-
 def append_frame(
     path: str,
     frame: DataFrame,
     *,
-    app_id: str | None = None,
-    batch_id: int = 0,
     metadata: dict[str, Any] | None = None,
     table: DeltaTable | None = None,
     blooms: bool = False,
-) -> list[AddAction] | None:
-    """The same for a batch too large for the driver: Spark's tasks write it. Returns the files;
-    None if the table has the batch already. Without an `app_id` this is not checked. `blooms` is
-    for files that are not joined with others later."""
+) -> list[AddAction]:
+    """Append rows, which Spark's tasks write. Returns the files. `table` is the opened table, if
+    the caller has it: it is updated, and not opened again. `blooms` is for files that are not
+    joined with others later."""
     table = table or DeltaTable(path)
-    if app_id is not None and holds(table, app_id, batch_id):
-        return None
     files = write_staged(path, frame, table.metadata().partition_columns, blooms=blooms)
-    return files if commit(table, files, app_id, batch_id, metadata) else None
+    commit(table, files, metadata)
+    return files
 
 
 def write_staged(
@@ -125,7 +104,7 @@ def write_staged(
 def add(table: DeltaTable, files: Sequence[AddAction]) -> None:
     """Add files that were written for the table, in one commit."""
     if files:
-        commit(table, files, None, 0, None)
+        commit(table, files)
 
 
 def replace(
@@ -134,7 +113,6 @@ def replace(
     rows: pa.Table,
     days: Sequence[date],
     *,
-    app: tuple[str, int] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> None:
     """Replace everything that a table has of these days, in one commit on the version that `table`
@@ -147,11 +125,7 @@ def replace(
         table.schema(),
         table.metadata().partition_columns,
         partition_filters=[("day", "in", [day.isoformat() for day in days])],
-        commit_properties=CommitProperties(
-            app_transactions=None if app is None else [Transaction(*app)],
-            custom_metadata=metadata,
-            max_commit_retries=0,
-        ),
+        commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=0),
     )
 
 
@@ -166,32 +140,16 @@ def note(table: DeltaTable, metadata: dict[str, Any]) -> None:
     )
 
 
-def holds(table: DeltaTable, app_id: str, batch_id: int) -> bool:
-    """Whether the batch is in the table, in its latest version."""
-    table.update_incremental()
-    return knows(table, app_id, batch_id)
-
-
-def knows(table: DeltaTable, app_id: str, batch_id: int) -> bool:
-    """Whether the batch is in the version that `table` is at. That is enough before a commit: Delta
-    refuses a commit on an older version."""
-    done = table.transaction_version(app_id)
-    return done is not None and done >= batch_id
-
-
 def append_files(
     table: DeltaTable,
     files: Sequence[AddAction],
     *,
     after: str | None,
     metadata: dict[str, Any],
-    app_id: str | None = None,
-    batch_id: int = 0,
-) -> bool:
-    """Add files to the table as one batch; False if the table has it already. `table` is at a
-    version without the batch, and at the offset `after`. PipelineError if another writer has taken
-    it to another offset."""
-    return commit(table, files, app_id, batch_id, metadata, lambda: offset_of(table) == after)
+) -> None:
+    """Add files to the table as one batch. `table` is at the offset `after`. PipelineError if
+    another writer has taken it to another offset."""
+    commit(table, files, metadata, lambda: offset_of(table) == after)
 
 
 def remove_folder(path: str) -> None:
@@ -244,19 +202,16 @@ def _not_shared(what: str) -> PipelineError:
 def commit(
     table: DeltaTable,
     files: Sequence[AddAction],
-    app_id: str | None,
-    batch_id: int,
-    metadata: dict[str, Any] | None,
+    metadata: dict[str, Any] | None = None,
     follows: Callable[[], bool] = lambda: True,
-) -> bool:
-    """Add files to the table as one batch; False if the table has it already. `table` is at a
-    version without the batch."""
+) -> None:
+    """Add files to the table in one commit. PipelineError where other commits come first, and they
+    do not follow the version that is then the latest."""
     failpoint("written")
     check_written(table, files)
     properties = CommitProperties(
-        app_transactions=None if app_id is None else [Transaction(app_id, batch_id)],
         custom_metadata=metadata,
-        # No automatic retry: a commit in between may have been this batch.
+        # No automatic retry: a commit in between may have been this batch, by another process.
         max_commit_retries=0,
     )
     for _ in range(limits.DELTA_COMMIT_ATTEMPTS_MAX):
@@ -272,10 +227,8 @@ def commit(
             refused = error
         else:
             failpoint("committed")
-            return True
+            return
         table.update_incremental()
-        if app_id is not None and holds(table, app_id, batch_id):
-            return False
         if not follows():
             break
     raise PipelineError(

@@ -12,7 +12,6 @@ from pathlib import PurePosixPath
 
 import msgspec
 import pyarrow.fs as pafs
-from deltalake import DeltaTable
 
 from headwater.errors import ConfigError
 from headwater.pipeline.files import FileLocation
@@ -56,22 +55,29 @@ def _folders(place: FileLocation, name: str) -> Iterator[str]:
 
 def vacuum(root: str, keep: timedelta) -> Iterator[Vacuumed]:
     """Remove files that have belonged to no table for the time `keep`."""
+    for name in tables(root):
+        yield vacuum_table(root, name, keep)
+
+
+def vacuum_table(root: str, name: str, keep: timedelta) -> Vacuumed:
+    """The same for one table; without effect if it does not exist any more."""
     hours = int(keep.total_seconds() // 3600)
     if hours < 1:
         raise ConfigError(
             "[lake] vacuum: files must be kept for an hour at least",
             hint="Readers of the lake and running writers may still use them. Usual is a week.",
         )
-    for name in tables(root):
-        table = DeltaTable(f"{root}/{name}")
-        removed = table.vacuum(
-            hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=True,
-            commit_properties=delta.carrying(table),
-        )
-        yield Vacuumed(name, len(removed))
+    table = delta.open_table(f"{root}/{name}")
+    if table is None:
+        return Vacuumed(name, 0)
+    removed = table.vacuum(
+        hours,
+        dry_run=False,
+        enforce_retention_duration=False,
+        full=True,
+        commit_properties=delta.carrying(table),
+    )
+    return Vacuumed(name, len(removed))
 
 
 def clean_stage(path: str) -> None:

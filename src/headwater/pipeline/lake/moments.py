@@ -7,8 +7,9 @@ in `headwater.log.between`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from headwater.model import Position
 
@@ -17,6 +18,23 @@ if TYPE_CHECKING:
 
 Moment: TypeAlias = datetime | Position
 """An instant, or a position. An instant without a time zone is in UTC."""
+
+
+def parse_moment(text: str) -> Moment:
+    """A moment as people write it. A time without an offset is UTC. ValueError for another text.
+
+    >>> parse_moment("2026-11-15 10:00")
+    datetime.datetime(2026, 11, 15, 10, 0, tzinfo=datetime.timezone.utc)
+    >>> parse_moment("yesterday")
+    Traceback (most recent call last):
+    ...
+    ValueError: 'yesterday' is neither a time nor a position
+    """
+    with suppress(ValueError):
+        return Position.parse(text)
+    with suppress(ValueError):
+        return aware(datetime.fromisoformat(text.strip()))
+    raise ValueError(f"{text!r:.100} is neither a time nor a position")
 
 
 def aware(when: Moment) -> Moment:
@@ -58,12 +76,3 @@ def contained(position: Position, xid: str = "xid") -> SparkColumn:
     from pyspark.sql import functions as f
 
     return f.expr(contained_sql(position, xid))
-
-
-def contained_arrow(position: Position, xid: Any) -> Any:
-    """The same in Arrow, for an array or a field of transaction ids."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    running = pc.is_in(xid, pa.array(position.xip, pa.int64()))
-    return pc.and_kleene(pc.less(xid, position.xmax), pc.invert(running))

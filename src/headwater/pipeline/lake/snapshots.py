@@ -113,7 +113,7 @@ def write_frame(
     files = delta.append_frame(
         places.rows, rows.select(*marks, "key", "image", "shape"), blooms=True
     )
-    counted = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files or ())
+    counted = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files)
     made = accept(msgspec.structs.replace(snapshot, rows=counted))
     add_to_list(places, [made])
     return made
@@ -142,19 +142,45 @@ def number_of(at: datetime) -> int:
     return int(at.timestamp() * 1_000_000)
 
 
-def remove(places: Places, gone: Collection[TableSnapshot]) -> None:
-    """Delete snapshots: first from the list, then their rows. Old rows of snapshots that were never
-    finished are deleted, too."""
+def remove(places: Places, gone: Collection[TableSnapshot] = ()) -> None:
+    """Delete snapshots: first from the list, then their rows, each in one commit. Rows of snapshots
+    that were never finished are deleted, too, a day after the last of them was written: younger
+    ones may be of a snapshot that another process is about to add to the list."""
     table = delta.open_table(places.list)
     if table is None:
         return
-    for each in gone:
-        table.delete(f"relation = {each.relation} and snapshot = {each.snapshot}")
-    listed = {(each.relation, each.snapshot) for each in load(places)}
-    young = number_of(datetime.now(UTC) - timedelta(days=1))
     wanted = {(each.relation, each.snapshot) for each in gone}
+    _delete(table, wanted)
+    # The rows before the list: what is added to it in between has its rows already.
     rows = DeltaTable(places.rows)
-    for values in rows.partitions():
-        pair = int(values["relation"]), int(values["snapshot"])
-        if pair not in listed and (pair in wanted or pair[1] < young):
-            rows.delete(f"relation = {pair[0]} and snapshot = {pair[1]}")
+    written = _last_written(rows)
+    found = delta.select("select relation, snapshot from listed", listed=DeltaTable(places.list))
+    listed = {(row["relation"], row["snapshot"]) for row in found}
+    young = number_of(datetime.now(UTC) - timedelta(days=1)) // 1000
+    unlisted = {
+        pair
+        for pair, millis in written.items()
+        if pair not in listed and (pair in wanted or millis < young)
+    }
+    _delete(rows, unlisted)
+
+
+def _last_written(rows: DeltaTable) -> dict[tuple[int, int], int]:
+    """When the last file of each snapshot was written, in milliseconds since 1970."""
+    files = pa.table(rows.get_add_actions(flatten=True))
+    names = ("partition.relation", "partition.snapshot", "modification_time")
+    columns = [files.column(name).to_pylist() for name in names] if files.num_rows else ([], [], [])
+    found: dict[tuple[int, int], int] = {}
+    for relation, snapshot, millis in zip(*columns, strict=True):
+        pair = relation, snapshot
+        found[pair] = max(millis, found.get(pair, 0))
+    return found
+
+
+def _delete(table: DeltaTable, pairs: Collection[tuple[int, int]]) -> None:
+    """Delete what a table has of snapshots, each given by its relation and number."""
+    if pairs:
+        texts = ", ".join(f"'{relation}-{snapshot}'" for relation, snapshot in pairs)
+        # One flat list: an `or` for each of thousands would be an expression as deep.
+        pair = "cast(relation as string) || '-' || cast(snapshot as string)"
+        table.delete(f"{pair} in ({texts})")

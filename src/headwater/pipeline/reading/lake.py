@@ -10,7 +10,7 @@
 <root>/tables/          typed tables: current state and history of each table
 <root>/_tables/         requests about them
 <root>/_checkpoints/<name>/  the checkpoint of each stream
-<root>/_lock            locked by the pipeline that writes pinned
+<root>/_lock            locked by the pipeline that writes to the lake
 <root>/_retention       the first day with every event, where older ones were removed
 <root>/_service         where the pipeline answers requests; see `shared_session`
 <root>/_spark.log       the output of Spark while the pipeline runs
@@ -206,12 +206,6 @@ class Lake:
             return stored
         return stored.unionByName(tail.changes(self.spark, self._tail).select(*STORED_EVENTS.names))
 
-    def known_shapes(self) -> DataFrame:
-        """The shapes that tables had when changes were written."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return delta.read(self.spark, self.shapes_path, from_arrow_schema(shapes.SHAPES))
-
     def reached(self) -> Position | None:
         """The position up to which the lake has every event, as the stream saved it with its
         batches; None if no recent commit has one. With a log, the end of the log."""
@@ -246,6 +240,7 @@ class Lake:
 
         def examine(snapshot: TableSnapshot) -> TableSnapshot:
             return continuity.examined(
+                snapshots.load(self.places, snapshot.relation),
                 lambda: _PinnedReads(self.with_log(url)._pinned()),
                 snapshot,
                 unaltered,
@@ -305,7 +300,7 @@ class Lake:
         if last["at"] is None:
             return before
         taken_at = max(_EPOCH + timedelta(microseconds=last["at"]), before.taken_at)
-        # A number of this attempt only, recent enough that the rows are not cleaned away.
+        # A number of this attempt only.
         present = snapshots.number_of(datetime.now(UTC))
         number = max([present, *(each.snapshot + 1 for each in taken)])
         folded = TableSnapshot(
@@ -644,9 +639,6 @@ class _PinnedReads:
         self.plan_from = lake._resolver.plan_from
         self.changes_after = lake._resolver.changes_after
         self.rows = lake._rows
-
-    def snapshots_before(self, snapshot: TableSnapshot) -> list[TableSnapshot]:
-        return self._lake._resolver.snapshots(snapshot.relation)
 
     def between(self, snapshot: TableSnapshot, when: Position) -> DataFrame:
         taken = self._lake._resolver.snapshots(snapshot.relation)

@@ -51,9 +51,6 @@ class LakeReads(Protocol):
 
     def reached(self) -> Position | None: ...
 
-    def snapshots_before(self, snapshot: TableSnapshot) -> list[TableSnapshot]:
-        """The snapshots of the table in the list, the oldest first."""
-
     def plan_from(self, snapshot: TableSnapshot, when: Position) -> StatePlan: ...
 
     def changes_after(
@@ -75,23 +72,23 @@ class LakeReads(Protocol):
 
 
 def examined(
+    listed: Iterable[TableSnapshot],
     open_lake: Callable[[], LakeReads],
     snapshot: TableSnapshot,
     unaltered: Mapping[int, Unaltered],
     contradicted: Collection[int],
 ) -> TableSnapshot:
-    """The snapshot with the resets that it explains. A gap is recorded if the rows differ.
-    `contradicted` are tables of which a change contradicts the snapshot
-    before."""
-    lake = open_lake()
+    """The snapshot with the resets that it explains. A gap is recorded if the rows differ. `listed`
+    are the snapshots of the table in the lake, the oldest first; without an earlier one the lake is
+    not opened. `contradicted` are tables of which a change contradicts the snapshot before."""
     earlier = [
         each
-        for each in lake.snapshots_before(snapshot)
+        for each in listed
         if each.position.log == snapshot.position.log and snapshot.position.covers(each.position)
     ]
     if not earlier:
         return snapshot
-    last = earlier[-1]
+    last, lake = earlier[-1], open_lake()
     is_unaltered = last.mark is not None and last.mark == snapshot.mark
     reached = lake.reached()
     if reached is None or not reached.covers(snapshot.position):

@@ -39,6 +39,7 @@ from headwater.pipeline.snapshots.unfinished import (
     oldest,
 )
 from headwater.pipeline.snapshots.writer import WrittenChunk
+from headwater.pipeline.spark import log_file
 from headwater.pipeline.stream.planning import Planner
 
 if TYPE_CHECKING:
@@ -105,8 +106,12 @@ class TableReads:
             again: list[str | int] = []
             self._unexamined -= len(group)
             yield from self._read_group(group, again)
+            useless: list[str | int] = []
             if again:
-                yield from self._read_group(again, [])
+                yield from self._read_group(again, useless)
+            for name in useless:
+                self._tables_done += 1
+                yield FailedTable(name, _not_caught_up(name))
 
     def _read_group(self, names: Sequence[str | int], again: list[str | int]) -> Iterator[Outcome]:
         """Read tables in one snapshot of the database. Those whose finished chunks turn out to be
@@ -130,13 +135,14 @@ class TableReads:
                 else:
                     yield outcome
         for read, snapshot in resumed:
-            caught_up = self._caught_up(read, snapshot)
-            self._unfinished.forget([snapshot.relation])
-            if caught_up is None:
+            ended = self._caught_up(read, snapshot)
+            if not isinstance(ended, FailedTable):
+                self._unfinished.forget([snapshot.relation])
+            if ended is None:
                 again.append(read.name)
                 continue
             self._tables_done += 1
-            yield caught_up
+            yield ended
 
     def _read_waves(
         self, now: DatabaseSnapshot
@@ -174,19 +180,29 @@ class TableReads:
 
     def _commit(
         self, rows: DeltaTable, complete: list[_TableRead], now: DatabaseSnapshot, number: int
-    ) -> Iterator[TableSnapshot]:
+    ) -> Iterator[TableSnapshot | FailedTable]:
         """Add complete tables to the lake: their rows in one commit, then they in the list in
-        another."""
+        another. Rows of a table that could not be examined stay without an entry in the list until
+        `snapshots.remove`."""
         if not complete:
             return
         delta.add(rows, [file for read in complete for file in read.files()])
         failpoint("rows")
-        made = [self._examine(read.snapshot(now, number)) for read in complete]
-        snapshots.add_to_list(self._places, made)
-        if saved := [read.relation for read in complete if read.was_saved]:
+        outcomes = [self._outcome(read, read.snapshot(now, number)) for read in complete]
+        made = [each for each in outcomes if isinstance(each, TableSnapshot)]
+        if made:
+            snapshots.add_to_list(self._places, made)
+        listed = {each.relation for each in made}
+        if saved := [r.relation for r in complete if r.was_saved and r.relation in listed]:
             self._unfinished.forget(saved)
-        self._tables_done += len(made)
-        yield from made
+        self._tables_done += len(outcomes)
+        yield from outcomes
+
+    def _outcome(self, read: _TableRead, snapshot: TableSnapshot) -> TableSnapshot | FailedTable:
+        try:
+            return self._examine(snapshot)
+        except Exception as error:
+            return read.failed(error)
 
     def _planned(self, now: DatabaseSnapshot) -> dict[int, _TableRead]:
         sources = [each.source for each in now.tables.values()]
@@ -198,16 +214,22 @@ class TableReads:
         self._examined += len(reads)
         return reads
 
-    def _caught_up(self, read: _TableRead, snapshot: TableSnapshot) -> TableSnapshot | None:
-        """A table of which some chunks were read at an earlier position."""
+    def _caught_up(
+        self, read: _TableRead, snapshot: TableSnapshot
+    ) -> TableSnapshot | FailedTable | None:
+        """A table of which some chunks were read at an earlier position; None if they are of no
+        use."""
         files = [file for each in read.finished for file in each.files] + read.files()
-        rows = self._rows(files)
-        found = self._catch_up(rows, oldest(read.finished), snapshot)
-        return (
-            None
-            if found is None
-            else snapshots.write_frame(self._places, snapshot, found, self._examine)
-        )
+        try:
+            rows = self._rows(files)
+            found = self._catch_up(rows, oldest(read.finished), snapshot)
+            return (
+                None
+                if found is None
+                else snapshots.write_frame(self._places, snapshot, found, self._examine)
+            )
+        except Exception as error:
+            return read.failed(error)
 
     def _rows(self, files: Sequence[AddAction]) -> DataFrame:
         if not files:
@@ -290,11 +312,30 @@ class _TableRead:
             catalog.altered_in,
         )
 
+    def failed(self, error: Exception) -> FailedTable:
+        """Its outcome, if what was read could not become a snapshot."""
+        if isinstance(error, HeadwaterError):
+            return FailedTable(self.name, error)
+        what = log_file.cause(str(error)) or type(error).__name__
+        failure = CaptureError(
+            f"no snapshot of {self._table.table.label} could be made: {what}",
+            hint=log_file.record(error),
+        )
+        return FailedTable(self.name, failure)
+
     def failure(self) -> HeadwaterError:
         return CaptureError(
             f"{self._table.table.label} could not be read: {self.error}",
             hint="It is tried again. Finished parts are not read again.",
         )
+
+
+def _not_caught_up(name: str | int) -> HeadwaterError:
+    return CaptureError(
+        f"table {name} could not be read: another process reads it at the same time, and parts of"
+        " both are of no use together",
+        hint="It is tried again.",
+    )
 
 
 def _next_wave(reads: Iterable[_TableRead]) -> list[Chunk]:

@@ -1,5 +1,5 @@
-"""Spark itself: its Java, its session, its Python workers, its log file, and how other programs use
-the Spark of a running pipeline.
+"""Spark itself: its Java, its session, its log file, and how other programs use the Spark of a
+running pipeline.
 
 Nothing here knows what the pipeline computes.
 """

@@ -26,6 +26,7 @@ from typing import IO
 
 import msgspec
 
+from headwater.child_process import PARENT, stop_with_parent
 from headwater.errors import HeadwaterError, PipelineError
 from headwater.limits import CLASS_ARCHIVE_SECONDS, CLASS_ARCHIVE_UNUSED_SECONDS
 from headwater.pipeline.permissions import make_private
@@ -40,6 +41,9 @@ _TRAINING = "HEADWATER_WARM_OUTPUT"
 _NICENESS = "HEADWATER_WARM_NICENESS"
 
 _LOOK_SECONDS = 0.2
+
+_STOP_SECONDS = 5.0
+"""How long the process that makes an archive may take to end with the one that started it."""
 
 
 class Archive(msgspec.Struct, frozen=True):
@@ -120,15 +124,18 @@ def _make_missing(folder: Path, stop: Event) -> None:
     archive = Archive.of(folder, find_java(folder))
     archive.path.parent.mkdir(exist_ok=True)
     with _alone(archive.path.parent) as is_alone:
-        if not is_alone or archive.path.is_file():
+        if not is_alone:
+            return
+        _remove_unused(archive.path.parent)
+        if archive.path.is_file():
             return
         try:
             _make(archive, folder, stop, niceness=19)
         except PipelineError as error:
-            # Not again with each start: an empty file is no archive for Java, which ignores it.
-            archive.path.touch()
+            if not error.retryable:
+                # Not again with each start: an empty file is no archive for Java, which ignores it.
+                archive.path.touch()
             log.warning("%s. %s", error, error.hint)
-        _remove_unused(archive.path.parent)
 
 
 def _make(archive: Archive, folder: Path, stop: Event, niceness: int = 0) -> None:
@@ -137,7 +144,7 @@ def _make(archive: Archive, folder: Path, stop: Event, niceness: int = 0) -> Non
         TemporaryFile() as output,
         subprocess.Popen(
             [sys.executable, "-m", "headwater.pipeline.spark.training_run", str(folder)],
-            env=os.environ | {_TRAINING: str(unfinished), _NICENESS: str(niceness)},
+            env=os.environ | {_TRAINING: str(unfinished), _NICENESS: str(niceness), PARENT: "1"},
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -167,6 +174,7 @@ def _not_made(archive: Archive, code: int | None, output: IO[bytes]) -> Pipeline
         return PipelineError(
             f"the archive {archive.path} was not ready after {CLASS_ARCHIVE_SECONDS:.0f} s",
             hint="Try again when the machine is less busy.",
+            retryable=True,
         )
     output.seek(0)
     printed = output.read().decode("utf-8", "replace").strip()
@@ -189,9 +197,13 @@ def _alone(folder: Path) -> Iterator[bool]:
 
 
 def _remove_unused(folder: Path) -> None:
+    """Remove archives that no Spark uses, and what killed processes have left half made. The caller
+    holds the lock: no other process makes one."""
     for path in folder.glob("spark-*"):
+        is_complete = path.suffix in (".aot", ".jsa")
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > CLASS_ARCHIVE_UNUSED_SECONDS:
+            age = time.time() - path.stat().st_mtime
+            if not is_complete or age > CLASS_ARCHIVE_UNUSED_SECONDS:
                 path.unlink()
 
 
@@ -199,3 +211,10 @@ def lower_priority() -> None:
     """Called in the process that makes an archive, before Java starts."""
     with suppress(ValueError, OSError):
         os.nice(int(os.environ.pop(_NICENESS, "0")))
+
+
+def end_with_parent() -> None:
+    """Called there, too: end when the process that started it has ended. Java is killed with it,
+    because at its own end it would still write the archive."""
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    stop_with_parent(_STOP_SECONDS)

@@ -58,7 +58,6 @@ LOCAL = {
     ),
     # Without it every batch of a Python source stalls for 40 ms.
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.daemon.module": "headwater.pipeline.spark.daemon",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),

@@ -21,6 +21,7 @@ from headwater.pipeline.spark.session import spark_session
 
 def main(folder: Path) -> None:
     class_archive.lower_priority()
+    class_archive.end_with_parent()
     own = {"spark.driver.memory": "1g"} | connect_server.SETTINGS
     with connect_server.token_for_spark():
         spark = spark_session(folder, name="headwater warm", settings=own)

@@ -16,14 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 
 from headwater.errors import PipelineError
 from headwater.pipeline.compaction import choice, rewrite, tables
 from headwater.pipeline.lake import delta
 from headwater.pipeline.lake.events import STORED_EVENTS
+from headwater.pipeline.lake.parquet import write_batches
 from headwater.pipeline.lake.stored_files import stored_files
 from tests.support.generators.sizes import first_seed, size
-from tests.support.lake.event_stream import Stream
+from tests.support.lake.event_stream import Stream, append
 
 ROUNDS = size("compactions", 3, large=300)
 
@@ -94,17 +96,25 @@ def test_files_that_another_process_joined(
     stream.check()
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
 def test_a_file_that_lacks_rows_is_not_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the driver does not see what tasks on another machine have written."""
     stream = Stream(tmp_path / "events", 5)
     while len(stream.rows) < 100:
         stream.append()
     read = rewrite._read
     monkeypatch.setattr(rewrite, "_read", lambda *given: _rows(read(*given)).slice(1))
+    if not is_seen:
+        monkeypatch.setattr(rewrite, "write_batches", write_elsewhere)
     with pytest.raises(PipelineError, match="Nothing was committed"):
         rewrite.join_small(stream.path, no_spark, all_days=True)
     stream.check()
+
+
+def write_elsewhere(path: str, *given: Any, **named: Any) -> list[AddAction]:
+    return write_batches(f"{path}.elsewhere", *given, **named)
 
 
 def _rows(read: pa.Table | None) -> pa.Table:
@@ -139,8 +149,8 @@ def test_other_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, rows = f"{tmp_path}/snapshots/list", pa.table({"number": [1]})
     delta.create(path, rows.schema)
     joined: list[tables.Joined] = []
-    for number in range(9):
-        delta.append(path, rows, app_id="a", batch_id=number)
+    for _ in range(9):
+        append(path, rows)
         joined += tables.join_due(str(tmp_path), no_spark, lambda: False)
     assert joined[0] == tables.Joined("snapshots/list", 3)
     assert len(DeltaTable(path).file_uris()) < 5

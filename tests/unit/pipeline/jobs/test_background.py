@@ -69,12 +69,14 @@ def test_all_jobs_are_asked_to_stop_before_one_is_waited_for() -> None:
     """A job that waits for another one to stop would otherwise take the time of both."""
     begun = [Event(), Event()]
     threads: list[JobThread] = []
+    ended: list[int] = []
 
     def step(number: int) -> Callable[[JobThread], None]:
         def wait(run: JobThread) -> None:
             begun[number].set()
             while not (threads[0].is_stopping and threads[1].is_stopping):
                 pass
+            ended.append(number)
 
         return wait
 
@@ -83,4 +85,4 @@ def test_all_jobs_are_asked_to_stop_before_one_is_waited_for() -> None:
     jobs.start()
     assert all(each.wait(30) for each in begun)
     jobs.stop(time.monotonic() + 60)
-    assert not any(each.is_alive for each in threads)
+    assert sorted(ended) == [0, 1]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from headwater.pipeline.jobs.plan import JOBS, PipelinePlan
+from headwater.errors import PipelineError
+from headwater.pipeline.jobs.plan import PipelinePlan, StreamJob
 from headwater.pipeline.jobs.running_stream import RunningStream
 from headwater.pipeline.reading.lake import Lake
 
@@ -17,7 +18,8 @@ from headwater.pipeline.reading.lake import Lake
 class Reports:
     """What a streaming query has reported so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, second: int) -> None:
+        self.second = second
         self.recentProgress: list[dict[str, Any]] = []
 
     @property
@@ -26,7 +28,8 @@ class Reports:
 
     def add(self, batch: int, rows: int | None) -> None:
         """Of a batch, or, without rows, that there was none: under the number of the next."""
-        second = len(self.recentProgress)
+        second = self.second
+        self.second += 1
         done = {} if rows is None else {"addBatch": 100}
         self.recentProgress.append(
             {
@@ -39,13 +42,18 @@ class Reports:
         )
 
 
+def no_sink(*_: object) -> Any:
+    raise PipelineError("the table cannot be written")
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_every_batch_counts_whenever_it_is_looked_at(seed: int, tmp_path: Path) -> None:
-    chance = random.Random(seed)
-    stream = RunningStream(None, PipelinePlan("", Lake(str(tmp_path))), JOBS[0])  # type: ignore[arg-type]
-    reports, batch, total = Reports(), 0, 0
+    """Also over restarts, after which batches are numbered from 0 again."""
+    chance, job = random.Random(seed), StreamJob("events", no_sink)
+    stream = RunningStream(None, PipelinePlan("", Lake(str(tmp_path))), job)  # type: ignore[arg-type]
+    reports, batch, total = Reports(0), 0, 0
     for _ in range(60):
-        match chance.choice(("batch", "idle", "look")):
+        match chance.choice(("batch", "batch", "idle", "look", "look", "restart")):
             case "batch":
                 rows = chance.randint(1, 9)
                 reports.add(batch, rows)
@@ -56,3 +64,7 @@ def test_every_batch_counts_whenever_it_is_looked_at(seed: int, tmp_path: Path) 
             case "look":
                 stream._note_progress(reports)  # type: ignore[arg-type]
                 assert stream.progress().changes == total
+            case "restart":
+                with pytest.raises(PipelineError):
+                    stream._start()
+                reports, batch = Reports(reports.second), 0

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from headwater.errors import PipelineError
 from headwater.pipeline.lake import delta
 from headwater.pipeline.lake.parquet import write_files
+from tests.support.lake.event_stream import append
 
 ROWS = pa.table({"seq": pa.array([1, 2, 3], pa.int64())})
 
@@ -32,9 +33,9 @@ def test_files_that_are_not_there_are_not_committed(
     files = [*write_files(path, ROWS, []), *write_files(path, ROWS, [])]
     damage(Path(path, files[1].path))
     with pytest.raises(PipelineError, match=f"wrote 2 files.*found 1: .*{message}"):
-        delta.append_files(table, files, app_id="app", batch_id=0, after=None, metadata={})
+        delta.append_files(table, files, after=None, metadata={})
     assert DeltaTable(path).version() == 0
-    assert delta.append_files(table, files[:1], app_id="app", batch_id=0, after=None, metadata={})
+    delta.append_files(table, files[:1], after=None, metadata={})
     assert DeltaTable(path).to_pyarrow_dataset().count_rows() == ROWS.num_rows
 
 
@@ -43,9 +44,9 @@ def test_the_offset_is_that_of_the_version_that_was_opened(tmp_path: Path) -> No
     path = str(tmp_path / "größe 100%" / "events")
     delta.create(path, ROWS.schema)
     for batch in (1, 2):
-        delta.append(path, ROWS, app_id="a", batch_id=batch, metadata={"offset": f"o{batch}"})
+        append(path, ROWS, f"o{batch}")
     opened = DeltaTable(path)
-    delta.append(path, ROWS, app_id="a", batch_id=3, metadata={"offset": "o3"})
+    append(path, ROWS, "o3")
     assert [delta.offset_of(DeltaTable(path, version=each)) for each in range(4)] == [
         None, "o1", "o2", "o3",
     ]  # fmt: skip

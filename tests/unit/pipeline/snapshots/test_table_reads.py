@@ -17,7 +17,7 @@ import pytest
 from headwater import limits
 from headwater.errors import CaptureError, HeadwaterError
 from headwater.model import Position, Table
-from headwater.pipeline.lake import shapes
+from headwater.pipeline.lake import shapes, snapshots
 from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, SnapshotTable
 from headwater.pipeline.lake.snapshots import Places, TableSnapshot
 from headwater.pipeline.snapshots import table_reads, writer
@@ -36,12 +36,13 @@ BLOCKS = 10
 
 class World:
     """Tables, each with its bytes. Those of `failing` have a block that cannot be read; those of
-    `unknown` are not captured."""
+    `unknown` are not captured; those of `unexaminable` cannot be compared with the lake."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.sizes: dict[str, int] = {}
         self.failing: set[str] = set()
         self.unknown: set[str] = set()
+        self.unexaminable: set[str] = set()
         self.seconds = 1000.0
         self.places = Places(*(f"{folder}/{name}" for name in Places.__struct_fields__))
         clock = SimpleNamespace(monotonic=lambda: self.seconds)
@@ -57,7 +58,7 @@ class World:
     def start(self, **sizes: int) -> None:
         self.sizes = sizes
         nothing: Any = None
-        self.reads = TableReads(self.places, nothing, "", self._catch_up, lambda found: found)
+        self.reads = TableReads(self.places, nothing, "", self._catch_up, self._examine)
         self.reads._began = self.seconds
 
     def read(self) -> tuple[list[ReadProgress], dict[str, str]]:
@@ -75,6 +76,11 @@ class World:
 
     def _catch_up(self, rows: Any, since: Position, until: TableSnapshot) -> None:
         """Chunks of an earlier run are of no use."""
+
+    def _examine(self, found: TableSnapshot) -> TableSnapshot:
+        if list(self.sizes)[found.relation - 1] in self.unexaminable:
+            raise OSError("the lake could not be read")
+        return found
 
     @contextmanager
     def _snapshot(
@@ -173,6 +179,16 @@ def test_a_table_that_fails(world: World) -> None:
     assert (last.seconds_left, last.tables_done) == (0, 2)
 
 
+def test_a_table_that_cannot_be_examined(world: World) -> None:
+    """The tables that were read beside it are in the lake."""
+    world.start(a=1, b=1, c=1)
+    world.unexaminable = {"b"}
+    progress, ended = world.read()
+    check(progress, world, 3)
+    assert ended == {"a": "read", "b": "failed", "c": "read"}
+    assert {each.relation for each in snapshots.load(world.places)} == {1, 3}
+
+
 def test_empty_tables(world: World) -> None:
     world.start(a=0, b=0)
     progress, ended = world.read()
@@ -197,3 +213,41 @@ def test_a_table_that_is_read_twice(world: World, monkeypatch: pytest.MonkeyPatc
     for each in progress[1:]:
         assert each.seconds_left == pytest.approx((each.bytes - each.bytes_done) / BYTES_PER_SECOND)
     assert {each.bytes for each in progress} == {500, 1500}
+
+
+def test_a_table_of_which_another_process_saves_parts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both times that it is read there are parts, which are of no use. It has an outcome."""
+    world.start(a=1000, b=1000)
+    part = chunks_of(world._table("a").source)[0]
+    UnfinishedSnapshots(world.places.unfinished).save(
+        "1-0", Position.parse("a-9:9:"), [WrittenChunk(part, ())]
+    )
+    monkeypatch.setattr(world.reads, "_rows", lambda _: None)
+    # As if it saved them again at that moment.
+    monkeypatch.setattr(world.reads._unfinished, "forget", lambda _: None)
+    _, ended = world.read()
+    assert ended == {"a": "failed", "b": "read"}
+    assert world.reads._progress().tables_done == 2
+
+
+@pytest.mark.parametrize("error", [OSError("the lake could not be read"), CaptureError("no")])
+def test_a_table_that_cannot_be_caught_up(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Its finished parts stay for the next run. Other tables with such parts are not affected."""
+    world.start(a=1000, b=1000)
+    saved = UnfinishedSnapshots(world.places.unfinished)
+    parts = [chunks_of(world._table(name).source)[0] for name in world.sizes]
+    saved.save("1-0", Position.parse("a-9:9:"), [WrittenChunk(each, ()) for each in parts])
+    monkeypatch.setattr(world.reads, "_rows", lambda _: None)
+
+    def catch_up(rows: Any, since: Position, until: TableSnapshot) -> None:
+        if until.relation == 1:
+            raise error
+
+    monkeypatch.setattr(world.reads, "_catch_up", catch_up)
+    assert world.read()[1] == {"a": "failed", "b": "read"}
+    sources = [world._table(name).source for name in world.sizes]
+    assert set(saved.load(sources, Position.parse("a-10:10:"), world.places.rows)) == {1}

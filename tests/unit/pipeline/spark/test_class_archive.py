@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +20,7 @@ from headwater.pipeline.spark import class_archive
 from headwater.pipeline.spark.class_archive import Archive
 from headwater.pipeline.spark.java import Java
 
-MAKES = 'echo "classes, $HEADWATER_WARM_NICENESS" > "$HEADWATER_WARM_OUTPUT"'
+MAKES = 'echo "classes, $HEADWATER_WARM_NICENESS $HEADWATER_PARENT" > "$HEADWATER_WARM_OUTPUT"'
 FAILS = 'echo "no memory for Java"; echo half > "$HEADWATER_WARM_OUTPUT.part"; exit 1'
 MAKES_NOTHING = "exit 0"
 HANGS = 'echo half > "$HEADWATER_WARM_OUTPUT"; sleep 60'
@@ -36,6 +39,9 @@ class Machine:
         self.folder.mkdir(0o700)
         self.archives = self.folder / "archives"
         self.stop = threading.Event()
+        self.patch(patch)
+
+    def patch(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(class_archive, "find_java", lambda _: self.java)
         patch.setattr(class_archive, "sys", SimpleNamespace(executable=str(self._program)))
         patch.setattr(class_archive, "_LOOK_SECONDS", 0.01)
@@ -80,7 +86,7 @@ def test_it_is_made_once_and_used(machine: Machine) -> None:
         machine.make_quietly()
     assert machine.calls == 1
     assert machine.files == {machine.archive.path.name}
-    assert machine.archive.path.read_text() == "classes, 19\n", "with the lowest priority"
+    assert machine.archive.path.read_text() == "classes, 19 1\n", "with the lowest priority"
     assert class_archive.options(machine.folder, machine.java)[0].endswith(
         str(machine.archive.path)
     )
@@ -109,8 +115,12 @@ def test_an_archive_that_takes_too_long(
     machine.make_quietly()
     assert time.monotonic() - began < 20
     assert "was not ready" in caplog.text
-    assert machine.archive.path.read_bytes() == b""
-    assert len(machine.files) == 1
+    assert machine.files == set()
+    monkeypatch.undo()
+    machine.patch(monkeypatch)
+    machine.spark(MAKES)
+    machine.make_quietly()
+    assert machine.files == {machine.archive.path.name}, "the next one tries again"
 
 
 def test_a_pipeline_that_stops_does_not_wait_for_it(
@@ -126,6 +136,33 @@ def test_a_pipeline_that_stops_does_not_wait_for_it(
     machine.spark(MAKES)
     machine.make_quietly()
     assert machine.files == {machine.archive.path.name}, "it is made the next time"
+
+
+TRAINS = """
+import subprocess, time
+from headwater.pipeline.spark import class_archive
+class_archive.end_with_parent()
+subprocess.Popen(["sleep", "600"])
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_is_not_made_after_the_pipeline_was_killed() -> None:
+    """What makes it ends, together with the Java that it has started."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINS],
+        env=os.environ | {"HEADWATER_PARENT": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as training:
+        assert training.stdin is not None
+        assert training.stdout is not None
+        assert training.stdout.readline() == b"started\n"
+        training.stdin.close()
+        assert training.stdout.read() == b"", "nothing holds this pipe any more"
+        assert training.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("broken", ["folder", "java", "program"])
@@ -152,7 +189,7 @@ def test_whatever_is_broken_only_a_warning_is_logged(
 def test_archives_that_no_spark_uses_are_removed(machine: Machine) -> None:
     machine.spark(MAKES)
     unused = machine.other("spark-3.5.0-java-17-1.jsa", CLASS_ARCHIVE_UNUSED_SECONDS + 60)
-    half = machine.other("spark-4.0.0-java-21-1.jsa.77", CLASS_ARCHIVE_UNUSED_SECONDS + 60)
+    half = machine.other("spark-4.0.0-java-21-1.jsa.77", 60)
     young = machine.other("spark-4.0.0-java-21-1.jsa", CLASS_ARCHIVE_UNUSED_SECONDS - 60)
     foreign = machine.other("notes", CLASS_ARCHIVE_UNUSED_SECONDS + 60)
     old = machine.other("spark-4.1.0-java-21-1.jsa", CLASS_ARCHIVE_UNUSED_SECONDS + 60)
@@ -161,6 +198,10 @@ def test_archives_that_no_spark_uses_are_removed(machine: Machine) -> None:
     assert not unused.exists()
     assert not half.exists()
     assert machine.files == {each.name for each in (young, foreign, old, machine.archive.path)}
+    os.utime(old, (0, 0))
+    machine.make_quietly()
+    assert not old.exists(), "also where the machine has its archive"
+    assert machine.calls == 1
 
 
 def test_only_one_process_makes_it(machine: Machine) -> None:
@@ -183,5 +224,5 @@ def test_the_command_says_what_failed_and_replaces_an_archive(machine: Machine) 
     assert machine.files == set()
     machine.spark(MAKES)
     for _ in "12":
-        assert class_archive.warm(machine.folder).path.read_text() == "classes, 0\n"
+        assert class_archive.warm(machine.folder).path.read_text() == "classes, 0 1\n"
     assert machine.calls == 3
