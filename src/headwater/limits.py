@@ -641,6 +641,10 @@ PIPELINE_RESTART_SECONDS = (1.0, 60.0)
 """The first and the longest pause before a failed stream of the pipeline is started again; each is
 twice the one before."""
 
+PIPELINE_ONCE_RETRY_SECONDS = 60.0
+"""How long `headwater pipeline run --once` tries a view again whose error may pass, such as that of
+a locked table. Then the command fails with that error."""
+
 PIPELINE_STOP_SECONDS = 60.0
 """How long a stopping pipeline waits for the batch that is being written. Then the batch is
 abandoned, and written at the next start."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from headwater.errors import CaptureError, DatabaseError
+from headwater.errors import DatabaseError, TableLocked
 from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
 from headwater.pipeline.snapshots.chunks import chunks_of
 from headwater.pipeline.snapshots.reader import ChunkReader
@@ -161,7 +161,7 @@ def test_a_table_that_is_being_altered_does_not_block(
             "select 1 from pg_locks where not granted and relation = 'items'::regclass"
         ).fetchone():
             pass
-        with pytest.raises(CaptureError, match="being altered"):
+        with pytest.raises(TableLocked, match="being altered"):
             read(now, "items")
         other.cancel_safe()
         other.pgconn.get_result()

@@ -155,8 +155,6 @@ class ViewFunction:
     def _of_task(self, kind: str, message: str) -> HeadwaterError:
         if kind == "InvalidQuery":
             return self._unreadable(message)
-        if kind == "CaptureError":  # a table is being altered, for now
-            return PipelineError(f"view {self._view.name}: {message}", retryable=True)
         found: HeadwaterError = getattr(errors_, kind, PipelineError)(
             f"view {self._view.name}: {message}"
         )

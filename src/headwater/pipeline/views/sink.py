@@ -111,7 +111,7 @@ class ViewsSink(StreamSink):
 
     def finish(self) -> None:
         """Wait until every view has what the stream has written. Raises the error of a view that
-        failed."""
+        failed; one whose error may pass is tried again first."""
         for worker in self._workers:
             worker.finish()
         for worker in self._workers:
@@ -192,6 +192,7 @@ class ViewWorker:
         self._reported: Position | None = None
         self._changes = self._restarts = 0
         self._error_at: datetime | None = None
+        self._failing_since: float | None = None
         self._tag = f"headwater-view-{self.name}"
         self._thread = Thread(target=self._run, name=f"headwater-{self._tag}", daemon=True)
 
@@ -233,16 +234,24 @@ class ViewWorker:
             return is_done
 
     def finish(self) -> None:
-        """Wait until the view is at the position of the stream, or has failed."""
+        """Wait until the view is at the position of the stream, or has failed. An error that may
+        pass counts once it has lasted for `limits.PIPELINE_ONCE_RETRY_SECONDS`."""
         with self._wake:
-            self._wake.wait_for(
-                lambda: (
-                    self._stopping
-                    or not self._thread.is_alive()
-                    or (self.error is not None)
-                    or (self._is_started and not self._is_working and not self._is_behind())
-                )
-            )
+            while not self._has_finished():
+                left = None
+                if self._failing_since is not None and not self._is_working:
+                    until = self._failing_since + limits.PIPELINE_ONCE_RETRY_SECONDS
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        return
+                self._wake.wait(left)
+
+    def _has_finished(self) -> bool:
+        if self._stopping or not self._thread.is_alive():
+            return True
+        if self.error is not None:
+            return not self.error.retryable
+        return self._is_started and not self._is_working and not self._is_behind()
 
     def request_build(self) -> None:
         with self._wake:
@@ -356,7 +365,7 @@ class ViewWorker:
     def _has_worked(self) -> None:
         if self.error is not None:
             self._view.note_error(None)
-        self.error, self._error_at = None, None
+        self.error = self._error_at = self._failing_since = None
         if not self._is_behind():
             self._pause = limits.PIPELINE_RESTART_SECONDS[0]
 
@@ -369,6 +378,8 @@ class ViewWorker:
         self._view.note_error(found)
         with self._wake:
             self.error, self._error_at = found, datetime.now(UTC)
+            if self._failing_since is None:
+                self._failing_since = time.monotonic()
             self._restarts += 1
             self._is_due = False
             self._retry_at = time.monotonic() + self._pause
