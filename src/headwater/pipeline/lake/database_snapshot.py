@@ -86,7 +86,8 @@ def database_snapshot(
     instead."""
     with (
         translated(url),
-        connect_blocking(url, purpose="pipeline", autocommit=False) as database,
+        # The transaction is idle while Spark's tasks read, which may take hours.
+        connect_blocking(url, purpose="pipeline", autocommit=False, has_timeouts=False) as database,
     ):
         labels = _captured(database, dict.fromkeys(names), purpose, skipped)
         database.commit()

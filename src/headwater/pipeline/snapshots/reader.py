@@ -19,7 +19,7 @@ import pyarrow as pa
 from adbc_driver_postgresql import StatementOptions
 
 from headwater import limits
-from headwater.database import pinned_url, without_password
+from headwater.database import NO_TIMEOUTS, pinned_url, without_password
 from headwater.errors import DatabaseError, TableLocked
 from headwater.pipeline.snapshots.chunks import Chunk
 
@@ -124,6 +124,7 @@ class ChunkReader:
 
 
 _SESSION = (
+    NO_TIMEOUTS,
     "set application_name = 'headwater pipeline'",
     "set client_encoding = 'UTF8'",
     "set jit = off",

@@ -44,6 +44,8 @@ class ViewConnections:
             self.url,
             purpose="pipeline",
             prepare_threshold=2,
+            # To replace all rows of a view may take long.
+            has_timeouts=False,
             # A batch is on disk when the view says that it has it.
             options="-c jit=off -c synchronous_commit=on -c work_mem=32MB",
         )
