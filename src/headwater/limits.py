@@ -683,6 +683,11 @@ together. A task that has more than its share of them writes its rows to Postgre
 VIEW_CONNECTIONS_MAX = 8
 """Connections over which all streaming views of a pipeline write. Further views wait."""
 
+VIEW_LOCK_SECONDS = 10.0
+"""How long the write of a view waits for a lock, while the tables that it reads stay locked. It is
+then tried again: a migration that has locked the view may be waiting for these tables, and writers
+behind the migration."""
+
 VIEWS_AT_ONCE = 4
 """Streaming views that apply a batch at a time. Others wait."""
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -41,23 +39,16 @@ TOTALS = """
 """
 
 
+WAITS = """
+    select exists (select from pg_locks where relation = 'totals'::regclass and not granted)
+      and exists (select from pg_locks where relation = 'orders'::regclass and granted)
+"""
+"""Whether the view waits for the lock on its table while it holds locks on those that it reads."""
+
+
 @pytest.fixture
 def lake(tmp_path: Path, spark: SparkSession) -> Lake:
     return Lake(str(tmp_path / "lake"), spark)
-
-
-@contextmanager
-def locked(url: str, table: str) -> Iterator[None]:
-    """No other session can read the table inside the block."""
-    with psycopg.connect(url) as session:
-        session.execute(f"lock table {table} in access exclusive mode".encode())
-        yield
-
-
-def fails_with(url: str, words: str) -> bool:
-    """Whether the view has an error with these words after a while."""
-    found = f"select error ~ '{words}' from headwater.views where name = 'totals'"
-    return became(lambda: execute(url, found) == [(True,)])
 
 
 def test_a_table_that_another_session_has_locked(
@@ -67,16 +58,28 @@ def test_a_table_that_another_session_has_locked(
     monkeypatch.setattr(limits, "SNAPSHOT_LOCK_SECONDS", 0.05)
     execute(url, *TABLES)
     view = define(totals, key="customer")
+    failed = "select error ~ 'being altered' from headwater.views where name = 'totals'"
     with ThreadPoolExecutor(1) as thread:
-        with locked(url, "orders"):
+        with psycopg.connect(url) as session:
+            session.execute("lock table orders in access exclusive mode")
             once = thread.submit(update, spark, url, lake, view)
-            assert fails_with(url, "being altered")
+            assert became(lambda: execute(url, failed) == [(True,)])
         once.result()
     assert differences(url, "totals", TOTALS) == []
-    with views_running(spark, url, lake, view):
-        execute(url, "insert into customers values (2, 'c')")
+
+
+def test_a_migration_of_a_view_and_its_table(
+    spark: SparkSession, url: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The migration has locked the view, which waits for it and has locked the table that the
+    migration alters next."""
+    monkeypatch.setattr(limits, "VIEW_LOCK_SECONDS", 1.0)
+    execute(url, *TABLES)
+    with views_running(spark, url, lake, define(totals, key="customer")):
         assert equals(url, "totals", TOTALS)
-        with locked(url, "orders"):
-            execute(url, "update customers set country = 'd' where id = 2")
-            assert fails_with(url, "being altered")
+        with psycopg.connect(url, options="-c lock_timeout=20s") as migration:
+            migration.execute("alter table totals add check (true)")
+            execute(url, "delete from orders where id = 1")
+            assert became(lambda: execute(url, WAITS) == [(True,)])
+            migration.execute("alter table orders add column note text")
         assert equals(url, "totals", TOTALS)
