@@ -48,6 +48,10 @@ _DUE_SECONDS = 2.0
 """How often it is checked whether a rebuild was requested."""
 
 
+_INTERRUPT_SECONDS = 1.0
+"""How often the jobs of a view that works are interrupted while the pipeline stops."""
+
+
 class Batch(msgspec.Struct, frozen=True):
     """A batch of the stream: between which positions, its parts, and what changed."""
 
@@ -121,13 +125,13 @@ class ViewsSink(StreamSink):
     def progress(self) -> list[StreamProgress]:
         return [worker.progress() for worker in self._workers]
 
-    def close(self) -> None:
+    def close(self, seconds: float = limits.PIPELINE_STOP_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         with self._is_closing:
             self._stopping = True
             self._is_closing.notify_all()
         for worker in self._workers:
             worker.stop()
-        deadline = time.monotonic() + limits.PIPELINE_STOP_SECONDS
         for worker in self._workers:
             worker.join(deadline)
         self._watcher.join(max(0.0, deadline - time.monotonic()))
@@ -272,13 +276,20 @@ class ViewWorker:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        if self._view.building is not None:
-            with suppress(Exception):  # Spark may be gone
-                self._spark.interruptTag(self._tag)
+        self._interrupt()
 
     def join(self, deadline: float) -> None:
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        """Wait for the thread. Its work may have begun another job of Spark since `stop`."""
+        while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            self._interrupt()
+            self._thread.join(min(left, _INTERRUPT_SECONDS))
         self.save_position()
+
+    def _interrupt(self) -> None:
+        if self._is_working:
+            with suppress(Exception):  # Spark may be gone
+                # `SparkSession.interruptTag` knows only the tags of the thread that calls it.
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)
 
     def progress(self) -> StreamProgress:
         position, error, building = self._reported, self.error, self._view.building
@@ -309,7 +320,7 @@ class ViewWorker:
     def _run(self) -> None:
         # A scheduler pool of its own: no view waits for the Spark jobs of another one.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._tag)
-        self._spark.addTag(self._tag)
+        self._spark.sparkContext.addJobTag(self._tag)
         while self._wait_for_work():
             batch = self._batch
             try:
