@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ from pyspark.sql import functions as f
 from headwater import limits
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.views.definitions import define
+from headwater.pipeline.views.storage.staging import StagedRows
 from tests.support.lake.tables import execute
 from tests.support.lake.views import became, differences, equals, update, views_running
 
@@ -52,19 +54,37 @@ def lake(tmp_path: Path, spark: SparkSession) -> Lake:
 
 
 def test_a_table_that_another_session_has_locked(
-    spark: SparkSession, url: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    url: str,
+    lake: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The view is tried again, also with `--once`."""
+    """The view is tried again, also with `--once`: after the driver could not lock the table, and
+    after its tasks could not, behind a statement that waits for the driver."""
     monkeypatch.setattr(limits, "SNAPSHOT_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "PIPELINE_RESTART_SECONDS", (0.1, 1.0))
     execute(url, *TABLES)
-    view = define(totals, key="customer")
+    view, stage = define(totals, key="customer"), StagedRows.stage
+
+    def behind_an_alter(*arguments: Any) -> None:
+        monkeypatch.setattr(StagedRows, "stage", stage)
+        other.pgconn.send_query(b"alter table orders add column note text")
+        waits = "select true from pg_locks where relation = 'orders'::regclass and not granted"
+        assert became(lambda: execute(url, waits) == [(True,)])
+        stage(*arguments)
+
+    monkeypatch.setattr(StagedRows, "stage", behind_an_alter)
     failed = "select error ~ 'being altered' from headwater.views where name = 'totals'"
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, psycopg.connect(url, autocommit=True) as other:
         with psycopg.connect(url) as session:
             session.execute("lock table orders in access exclusive mode")
             once = thread.submit(update, spark, url, lake, view)
             assert became(lambda: execute(url, failed) == [(True,)])
         once.result()
+        while other.pgconn.get_result():
+            pass
+    assert "View totals failed: view totals: a table of" in caplog.text
     assert differences(url, "totals", TOTALS) == []
 
 

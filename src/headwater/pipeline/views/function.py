@@ -129,6 +129,7 @@ class ViewFunction:
     def executing(self) -> Iterator[None]:
         """Errors of Spark inside the block are errors of the function, apart from those of the
         tasks that read tables. Most are not retryable: the same batch would fail again."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
         from pyspark import errors
 
         lasting = (
@@ -143,7 +144,8 @@ class ViewFunction:
             yield
         except InvalidQuery as error:
             raise self._unreadable(str(error)) from error
-        except errors.PySparkException as error:
+        # PySpark does not convert errors of the tasks that broadcast a table.
+        except (errors.PySparkException, Py4JJavaError) as error:
             if found := re.search(r"headwater\.errors\.(\w+): (.+)", str(error)):
                 raise self._of_task(found[1], found[2].strip()) from error
             raise PipelineError(
