@@ -48,6 +48,7 @@ from headwater.errors import ResyncRequired as ResyncRequired
 from headwater.errors import SourceError as SourceError
 from headwater.errors import SourceRefused as SourceRefused
 from headwater.errors import SourceUnavailable as SourceUnavailable
+from headwater.errors import TableLocked as TableLocked
 from headwater.errors import TimedOut as TimedOut
 from headwater.errors import Unauthorized as Unauthorized
 from headwater.errors import Unavailable as Unavailable

@@ -144,10 +144,17 @@ async def _open(url: str, purpose: str, options: str, prepares: bool) -> Connect
 
 
 def connect_blocking(
-    url: str, *, purpose: str, options: str = "", autocommit: bool = True, **settings: Any
+    url: str,
+    *,
+    purpose: str,
+    options: str = "",
+    autocommit: bool = True,
+    has_timeouts: bool = True,
+    **settings: Any,
 ) -> psycopg.Connection[tuple[Any, ...]]:
     """The same for threads and programs without an event loop. Names are found in `pg_catalog`
-    only. Raises the driver's errors."""
+    only. With `has_timeouts=False` the timeouts of the server do not end long transactions. Raises
+    the driver's errors."""
     connection: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(
         url,
         autocommit=True,
@@ -159,6 +166,8 @@ def connect_blocking(
     )
     try:
         _check_direct(connection.execute(PIN).fetchone(), url)
+        if not has_timeouts:
+            connection.execute(NO_TIMEOUTS.encode())
         connection.autocommit = autocommit
     except BaseException:
         connection.close()
@@ -186,6 +195,14 @@ _SETTINGS = (
     "-c timezone=UTC -c client_min_messages=warning -c standard_conforming_strings=on"
     f" -c {_MARK}=on"
 )
+
+
+NO_TIMEOUTS = """
+    select set_config(name, '0', false) from pg_settings where name in
+      ('idle_in_transaction_session_timeout', 'statement_timeout', 'transaction_timeout')
+"""
+"""Ends the timeouts that the server, the database or the role has set, for the rest of the session.
+Before version 17 PostgreSQL has no `transaction_timeout`."""
 
 
 def _check_direct(row: tuple[Any, ...] | None, url: str) -> None:

@@ -6,6 +6,7 @@
     │   └── PermissionMissing  … because the role lacks a privilege
     ├── NotInstalled           the schema `headwater` is missing or of another version
     ├── CaptureError           a table cannot be captured
+    │   ├── TableLocked        … or read now, because another session has locked it
     │   └── SourceError        … because its source cannot be read
     │       ├── SourceUnavailable  … now; trying again may help
     │       ├── SourceRefused      … as it is: a right, a setting, a table, a type
@@ -70,6 +71,14 @@ class NotInstalled(HeadwaterError):
 
 class CaptureError(HeadwaterError):
     code = "capture"
+
+
+class TableLocked(CaptureError):
+    """A table cannot be read now: another session has locked it, such as to alter it. It can be
+    read when that session has ended its transaction."""
+
+    code = "locked"
+    retryable = True
 
 
 class SourceError(CaptureError):

@@ -641,6 +641,10 @@ PIPELINE_RESTART_SECONDS = (1.0, 60.0)
 """The first and the longest pause before a failed stream of the pipeline is started again; each is
 twice the one before."""
 
+PIPELINE_ONCE_RETRY_SECONDS = 60.0
+"""How long `headwater pipeline run --once` tries a view again whose error may pass, such as that of
+a locked table. Then the command fails with that error."""
+
 PIPELINE_STOP_SECONDS = 60.0
 """How long a stopping pipeline waits for the batch that is being written. Then the batch is
 abandoned, and written at the next start."""
@@ -678,6 +682,11 @@ together. A task that has more than its share of them writes its rows to Postgre
 
 VIEW_CONNECTIONS_MAX = 8
 """Connections over which all streaming views of a pipeline write. Further views wait."""
+
+VIEW_LOCK_SECONDS = 10.0
+"""How long the write of a view waits for a lock, while the tables that it reads stay locked. It is
+then tried again: a migration that has locked the view may be waiting for these tables, and writers
+behind the migration."""
 
 VIEWS_AT_ONCE = 4
 """Streaming views that apply a batch at a time. Others wait."""

@@ -332,8 +332,8 @@ class _Interrupted(StreamSink):
             self._between.happens()
         return self._inner.write(batch, batch_id)
 
-    def close(self) -> None:
-        self._inner.close()
+    def close(self, seconds: float = 0) -> None:
+        self._inner.close(seconds)
 
 
 def _job(**fields: Any) -> StreamJob:
@@ -366,8 +366,8 @@ class _Stopping(StreamSink):
         self._stops.left -= 1
         return self._inner.write(batch, batch_id)
 
-    def close(self) -> None:
-        self._inner.close()
+    def close(self, seconds: float = 0) -> None:
+        self._inner.close(seconds)
 
 
 class Nowhere(StreamSink):
@@ -452,7 +452,7 @@ class Slow(Nowhere):
         self.is_writing = False
         return 0
 
-    def close(self) -> None:
+    def close(self, seconds: float = 0) -> None:
         self.was_torn = self.was_torn or self.is_writing
         self.closed.set()
 
@@ -465,7 +465,6 @@ def test_a_batch_that_takes_too_long_closes_its_sink_itself(
     sink = Slow()
     slow = _job(name="slow", sink=lambda *_: sink, begin=_none)
     execute(orders, insert(1, 5))
-    spark.conf.set("spark.sql.streaming.stopTimeout", "100ms")  # a pipeline's own has 30 s
     running = Running(spark, PipelinePlan(orders, lake, jobs=(slow,), seconds=0.05))
     assert sink.begun.wait(60)
     try:
@@ -473,7 +472,6 @@ def test_a_batch_that_takes_too_long_closes_its_sink_itself(
         assert not sink.closed.is_set()
     finally:
         sink.may_end.set()
-        spark.conf.unset("spark.sql.streaming.stopTimeout")
     assert sink.closed.wait(60)
     assert not sink.was_torn
 

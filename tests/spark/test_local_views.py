@@ -8,6 +8,8 @@ over several tables; with the pipeline stopped and started in between.
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -270,3 +272,45 @@ def test_views_equal_their_functions(
         execute(url, "truncate customers", *some())
         for view in definitions:
             assert settled(spark, url, view), (view.name, seed)
+
+
+def waiting(place: Path) -> Callable[[str | None], str | None]:
+    """A function of a view that waits until there is a file `end`, and says by another that it
+    does."""
+
+    def wait(text: str | None) -> str | None:
+        while not (place / "end").exists():
+            (place / "waits").touch()
+            time.sleep(0.05)
+        return text
+
+    return wait
+
+
+def test_a_stop_interrupts_the_work_of_a_view(
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch as well as a build, whose progress is reported."""
+    monkeypatch.setattr(limits, "VIEW_BATCH_SECONDS", 0.0)
+    lake, waits, end = Lake(str(tmp_path / "lake"), spark), tmp_path / "waits", tmp_path / "end"
+    execute(url, *TABLES, "insert into regions values ('r1', 1)")
+    slow = f.udf(waiting(tmp_path), "string", useArrow=False)
+
+    def taxes(regions: DataFrame) -> DataFrame:
+        return regions.select("name", slow(f.col("tax").cast("string")).alias("tax"))
+
+    task = "select task, task_done from headwater.pipeline where name = 'view.taxes'"
+    with views_running(spark, url, lake, define(taxes, key="name")):
+        assert became(waits.exists)
+        assert became(lambda: execute(url, task) == [("build", 0)])
+        end.touch()
+        assert became(lambda: execute(url, task) == [(None, None)])
+        end.unlink()
+        waits.unlink()
+        execute(url, "update regions set tax = 2")
+        assert became(waits.exists)
+    try:
+        names = [thread.name for thread in threading.enumerate()]
+        assert [name for name in names if name.endswith("view-taxes")] == []
+    finally:
+        end.touch()

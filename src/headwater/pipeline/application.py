@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SETTINGS = {
-    # A query that does not stop within this time ends with the process.
-    "spark.sql.streaming.stopTimeout": "30s",
     "spark.scheduler.mode": "FAIR",
     # Checkpoints are written for every batch: without a second file of checksums beside each.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from headwater.errors import CaptureError, DatabaseError
+from headwater.errors import DatabaseError, TableLocked
 from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
 from headwater.pipeline.snapshots.chunks import chunks_of
 from headwater.pipeline.snapshots.reader import ChunkReader
+from headwater.pipeline.views.storage.connections import ViewConnections
+from headwater.pipeline.views.storage.staging import RUN, _Writer
 from tests.support.generators.sizes import first_seed, size
 
 HOSTILE = """we"ird %s 'na\\me' {"""
@@ -161,13 +164,46 @@ def test_a_table_that_is_being_altered_does_not_block(
             "select 1 from pg_locks where not granted and relation = 'items'::regclass"
         ).fetchone():
             pass
-        with pytest.raises(CaptureError, match="being altered"):
+        with pytest.raises(TableLocked, match="being altered"):
             read(now, "items")
         other.cancel_safe()
         other.pgconn.get_result()
         other.pgconn.get_result()
         # The reader continues over another connection.
         assert read(now, "items") == [('{"id":1}', '{"id":1}')]
+
+
+def test_timeouts_of_the_database_do_not_end_a_long_read(
+    url: str, database: psycopg.Connection
+) -> None:
+    """Neither that of the tasks, nor the driver's transaction and what a view writes meanwhile."""
+    database.execute("create table items (id int primary key)")
+    database.execute("insert into items values (1)")
+    database.execute("create table headwater.staged (n bigint, run text)")
+    enable(database, "items")
+    names = ["idle_in_transaction_session_timeout", "statement_timeout"]
+    names += ["transaction_timeout"] if database.info.server_version >= 170_000 else []
+    for name in names:
+        own = sql.Identifier(database.info.dbname)
+        setting = sql.SQL("alter database {} set {} = '100ms'").format(own, sql.SQL(name))
+        database.execute(setting)
+    long = "select pg_sleep(0.3)"
+    with database_snapshot(url, ["items"]) as now, closing(_Writer(url)) as writer:
+        writer._copy("staged", pa.table({"n": [1], RUN: ["first"]}))
+        with ChunkReader(now.exported) as reader:
+            list(reader.answer(long))
+            list(reader.answer(long))
+        with closing(ViewConnections(url)) as views, views.transaction() as view:
+            view.execute(long)
+        assert list(now.rows("items", 10)) == [(['{"id":1}'], ['{"id":1}'])]
+        writer.commit()
+        # The bound of reconcile is its own.
+        with (
+            ChunkReader(now.exported, statement_seconds=0.05) as bounded,
+            pytest.raises(DatabaseError, match="statement timeout"),
+        ):
+            list(bounded.answer(long))
+    assert database.execute("select n from headwater.staged").fetchall() == [(1,)]
 
 
 def test_row_security_is_an_error(url: str, database: psycopg.Connection) -> None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from headwater import limits
 from headwater.errors import PipelineError
 from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.jobs.ingest import Target, write_parts
@@ -87,7 +88,7 @@ class EventsSink(StreamSink):
             found = delta.read_files(self._lake.spark, self._lake.events_path, schema, files)
             self._audit.add_events(found, self._stored)
 
-    def close(self) -> None:
+    def close(self, seconds: float = limits.PIPELINE_STOP_SECONDS) -> None:
         self._shapes.close()
 
     def _check_start(self, batch_id: int) -> None:

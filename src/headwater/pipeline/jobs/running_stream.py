@@ -58,6 +58,7 @@ class RunningStream:
         self._starts = ThreadPoolExecutor(1, f"start of {job.name}")
         self._starting: Future[None] | None = None
         self._finishing: Future[None] | None = None
+        self._closing: Future[None] | None = None
         self._query: StreamingQuery | None = None
         self._sink: StreamSink | None = None
         self._inner: Callable[[], list[StreamProgress]] = list
@@ -124,7 +125,10 @@ class RunningStream:
             self._failed(PipelineError("Spark stopped the query", retryable=True))
 
     def _failed(self, error: Exception) -> None:
-        self._close_sink()
+        if (sink := self._detached_sink()) is not None:
+            # In the thread that starts the stream again: that may take long, and the other streams
+            # are supervised meanwhile.
+            self._closing = self._starts.submit(self._close, sink)
         found = explain(error, f"stream {self._job.name} of the pipeline")
         if isinstance(found, ResyncRequired):
             found = self._out_of_log(found)
@@ -165,40 +169,52 @@ class RunningStream:
         deadline = time.monotonic() + seconds
         if self._starting is not None:
             self._stopping = True
-            wait([self._starting], seconds)
-        self._starts.shutdown(wait=False)
+        wait([each for each in (self._closing, self._starting) if each is not None], seconds)
+        self._starts.shutdown(wait=False, cancel_futures=True)
         if self._is_abandoned:
             return
-        self._stop_query(max(0.0, deadline - time.monotonic()))
+        self._stop_query(deadline)
         if self.state != "failed":
             self.state = "stopped"
 
-    def _stop_query(self, seconds: float) -> None:
+    def _stop_query(self, deadline: float) -> None:
         self._stopping = True
         if self._query is None:
-            self._close_sink()
+            self._close_sink(deadline)
             return
-        if self._gate.acquire(timeout=seconds):
+        if self._gate.acquire(timeout=_left(deadline)):
             self._gate.release()
             self._wait_for_report(self._query)
         self._note_progress(self._query)
         try:
+            # A query that takes longer ends with the process. With 0 Spark waits without a bound.
+            milliseconds = f"{max(_left(deadline) * 1000, 1000):.0f}ms"
+            self._spark.conf.set("spark.sql.streaming.stopTimeout", milliseconds)
             self._query.stop()
         except Exception as error:  # Spark's own error; the next start repairs what is left
             log.warning("Stream %s of the pipeline did not stop in time: %s", self._job.name, error)
-        self._close_sink()
+        self._close_sink(deadline)
 
-    def _close_sink(self) -> None:
-        """Close the sink, unless a batch still writes to it: then that batch closes it. To close a
-        connection in the middle of a batch would free memory that the driver still reads."""
+    def _close_sink(self, deadline: float | None = None) -> None:
+        if (sink := self._detached_sink()) is not None:
+            self._close(sink, limits.PIPELINE_STOP_SECONDS if deadline is None else _left(deadline))
+
+    def _detached_sink(self) -> StreamSink | None:
+        """The sink, which is to be closed. The stream no longer has it."""
         sink, self._sink = self._sink, None
-        if sink is None:
-            return
-        self._seen += sink.contents()
-        self._inner = sink.progress
+        if sink is not None:
+            self._seen += sink.contents()
+            self._inner = sink.progress
+        return sink
+
+    def _close(self, sink: StreamSink, seconds: float = limits.PIPELINE_STOP_SECONDS) -> None:
+        """Close a sink, unless a batch still writes to it: then that batch closes it. To close a
+        connection in the middle of a batch would free memory that the driver still reads."""
         if self._gate.acquire(timeout=LOOK_SECONDS):
             try:
-                sink.close()
+                sink.close(seconds)
+            except Exception as error:
+                log.warning("Stream %s of the pipeline did not end well: %s", self._job.name, error)
             finally:
                 self._gate.release()
 
@@ -331,6 +347,10 @@ class RunningStream:
             None if self.error is None else str(self.error)[: limits.PIPELINE_ERROR_CHARS_MAX],
             self._error_at,
         )
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _end_offset(progress: dict[str, Any]) -> dict[str, Any]:

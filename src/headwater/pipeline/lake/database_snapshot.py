@@ -17,7 +17,7 @@ from psycopg import sql
 
 from headwater import limits
 from headwater.database import connect_blocking, translate, translated
-from headwater.errors import CaptureError, HeadwaterError
+from headwater.errors import CaptureError, HeadwaterError, TableLocked
 from headwater.model import Column, Position, Table
 from headwater.pipeline.snapshots import catalog_marks, reader
 from headwater.pipeline.snapshots.catalog_marks import CatalogMark
@@ -82,10 +82,12 @@ def database_snapshot(
     skipped: dict[str | int, HeadwaterError] | None = None,
 ) -> Iterator[DatabaseSnapshot]:
     """Open a snapshot of tables, each given by its name or relation. CaptureError for a table that
-    is not captured, or that is being altered; with `skipped` it is put there instead."""
+    is not captured, TableLocked for one that is being altered; with `skipped` it is put there
+    instead."""
     with (
         translated(url),
-        connect_blocking(url, purpose="pipeline", autocommit=False) as database,
+        # The transaction is idle while Spark's tasks read, which may take hours.
+        connect_blocking(url, purpose="pipeline", autocommit=False, has_timeouts=False) as database,
     ):
         labels = _captured(database, dict.fromkeys(names), purpose, skipped)
         database.commit()
@@ -120,7 +122,7 @@ def _lock(database: psycopg.Connection[Any], label: str) -> HeadwaterError | Non
         with database.transaction():
             database.execute(sql.SQL("lock table {} in access share mode").format(sql.SQL(label)))
     except psycopg.errors.LockNotAvailable:
-        return CaptureError(
+        return TableLocked(
             f"table {label} is being altered",
             hint="It is read when the statement that alters it has ended.",
         )

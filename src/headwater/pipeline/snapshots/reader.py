@@ -19,8 +19,8 @@ import pyarrow as pa
 from adbc_driver_postgresql import StatementOptions
 
 from headwater import limits
-from headwater.database import pinned_url, without_password
-from headwater.errors import CaptureError, DatabaseError
+from headwater.database import NO_TIMEOUTS, pinned_url, without_password
+from headwater.errors import DatabaseError, TableLocked
 from headwater.pipeline.snapshots.chunks import Chunk
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ChunkReader:
             yield _with_shape(batch, chunk.shape)
 
     def answer(self, statement_text: str) -> Iterator[pa.RecordBatch]:
-        """The answer to a statement, in batches of bounded size. CaptureError while a table is
+        """The answer to a statement, in batches of bounded size. TableLocked while a table is
         being altered. After an error, the next statement is executed over a new connection."""
         try:
             with adbc.AdbcStatement(self._opened()) as statement:
@@ -124,6 +124,7 @@ class ChunkReader:
 
 
 _SESSION = (
+    NO_TIMEOUTS,
     "set application_name = 'headwater pipeline'",
     "set client_encoding = 'UTF8'",
     "set jit = off",
@@ -142,10 +143,10 @@ def _with_shape(batch: pa.RecordBatch, shape: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*batch.columns, shapes], schema=IMAGES)
 
 
-def _translated(error: Any, url: str) -> DatabaseError | CaptureError:
+def _translated(error: Any, url: str) -> DatabaseError | TableLocked:
     state = getattr(error, "sqlstate", None)
     if state == _LOCK_NOT_AVAILABLE or "lock timeout" in str(error):
-        return CaptureError(
+        return TableLocked(
             f"a table of {without_password(url)} is being altered: {error}",
             hint="It is read when the statement that alters it has ended.",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headwater import limits
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.progress import StreamProgress
 
@@ -42,5 +43,6 @@ class StreamSink:
         """Called after the last batch of a stream that ends by itself: wait until all of it is
         written."""
 
-    def close(self) -> None:
-        """Called once, when the stream has ended or failed."""
+    def close(self, seconds: float = limits.PIPELINE_STOP_SECONDS) -> None:
+        """Called once, when the stream has ended or failed. Work that takes longer than this is
+        abandoned."""

@@ -130,6 +130,7 @@ class ViewFunction:
     def executing(self) -> Iterator[None]:
         """Errors of Spark inside the block are errors of the function, apart from those of the
         tasks that read tables. Most are not retryable: the same batch would fail again."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
         from pyspark import errors
 
         lasting = (
@@ -144,7 +145,8 @@ class ViewFunction:
             yield
         except InvalidQuery as error:
             raise self._unreadable(str(error)) from error
-        except errors.PySparkException as error:
+        # PySpark does not convert errors of the tasks that broadcast a table.
+        except (errors.PySparkException, Py4JJavaError) as error:
             if found := re.search(r"headwater\.errors\.(\w+): (.+)", str(error)):
                 raise self._of_task(found[1], found[2].strip()) from error
             raise PipelineError(
@@ -156,8 +158,6 @@ class ViewFunction:
     def _of_task(self, kind: str, message: str) -> HeadwaterError:
         if kind == "InvalidQuery":
             return self._unreadable(message)
-        if kind == "CaptureError":  # a table is being altered, for now
-            return PipelineError(f"view {self._view.name}: {message}", retryable=True)
         found: HeadwaterError = getattr(errors_, kind, PipelineError)(
             f"view {self._view.name}: {message}"
         )

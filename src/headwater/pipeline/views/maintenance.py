@@ -322,6 +322,8 @@ class _Build:
         tables = self._tables
         rows = StagedRows(tables.staging())
         if isinstance(tables, RowTables):
+            labels = {label for _, label in self._owner.view.tables}
+            self._note(0, sum(chunk.bytes for each in labels for chunk in self._chunks(each)))
             frames = {
                 parameter: weighted.present(self._now.frame(spark, table), self._sources[parameter])
                 for parameter, table in self._owner.view.tables

@@ -49,6 +49,10 @@ _DUE_SECONDS = 2.0
 """How often it is checked whether a rebuild was requested."""
 
 
+_INTERRUPT_SECONDS = 1.0
+"""How often the jobs of a view that works are interrupted while the pipeline stops."""
+
+
 class Batch(msgspec.Struct, frozen=True):
     """A batch of the stream: between which positions, its parts, and what changed."""
 
@@ -112,7 +116,7 @@ class ViewsSink(StreamSink):
 
     def finish(self) -> None:
         """Wait until every view has what the stream has written. Raises the error of a view that
-        failed."""
+        failed; one whose error may pass is tried again first."""
         for worker in self._workers:
             worker.finish()
         for worker in self._workers:
@@ -122,13 +126,13 @@ class ViewsSink(StreamSink):
     def progress(self) -> list[StreamProgress]:
         return [worker.progress() for worker in self._workers]
 
-    def close(self) -> None:
+    def close(self, seconds: float = limits.PIPELINE_STOP_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         with self._is_closing:
             self._stopping = True
             self._is_closing.notify_all()
         for worker in self._workers:
             worker.stop()
-        deadline = time.monotonic() + limits.PIPELINE_STOP_SECONDS
         for worker in self._workers:
             worker.join(deadline)
         self._watcher.join(max(0.0, deadline - time.monotonic()))
@@ -193,6 +197,7 @@ class ViewWorker:
         self._reported: Position | None = None
         self._changes = self._restarts = 0
         self._error_at: datetime | None = None
+        self._failing_since: float | None = None
         self._tag = f"headwater-view-{self.name}"
         self._thread = Thread(target=self._run, name=f"headwater-{self._tag}", daemon=True)
 
@@ -234,16 +239,24 @@ class ViewWorker:
             return is_done
 
     def finish(self) -> None:
-        """Wait until the view is at the position of the stream, or has failed."""
+        """Wait until the view is at the position of the stream, or has failed. An error that may
+        pass counts once it has lasted for `limits.PIPELINE_ONCE_RETRY_SECONDS`."""
         with self._wake:
-            self._wake.wait_for(
-                lambda: (
-                    self._stopping
-                    or not self._thread.is_alive()
-                    or (self.error is not None)
-                    or (self._is_started and not self._is_working and not self._is_behind())
-                )
-            )
+            while not self._has_finished():
+                left = None
+                if self._failing_since is not None and not self._is_working:
+                    until = self._failing_since + limits.PIPELINE_ONCE_RETRY_SECONDS
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        return
+                self._wake.wait(left)
+
+    def _has_finished(self) -> bool:
+        if self._stopping or not self._thread.is_alive():
+            return True
+        if self.error is not None:
+            return not self.error.retryable
+        return self._is_started and not self._is_working and not self._is_behind()
 
     def request_build(self) -> None:
         with self._wake:
@@ -264,13 +277,20 @@ class ViewWorker:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        if self._view.building is not None:
-            with suppress(Exception):  # Spark may be gone
-                self._spark.interruptTag(self._tag)
+        self._interrupt()
 
     def join(self, deadline: float) -> None:
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        """Wait for the thread. Its work may have begun another job of Spark since `stop`."""
+        while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            self._interrupt()
+            self._thread.join(min(left, _INTERRUPT_SECONDS))
         self.save_position()
+
+    def _interrupt(self) -> None:
+        if self._is_working:
+            with suppress(Exception):  # Spark may be gone
+                # `SparkSession.interruptTag` knows only the tags of the thread that calls it.
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)
 
     def progress(self) -> StreamProgress:
         position, error, building = self._reported, self.error, self._view.building
@@ -301,7 +321,7 @@ class ViewWorker:
     def _run(self) -> None:
         # A scheduler pool of its own: no view waits for the Spark jobs of another one.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._tag)
-        self._spark.addTag(self._tag)
+        self._spark.sparkContext.addJobTag(self._tag)
         while self._wait_for_work():
             batch = self._batch
             try:
@@ -357,7 +377,7 @@ class ViewWorker:
     def _has_worked(self) -> None:
         if self.error is not None:
             self._view.note_error(None)
-        self.error, self._error_at = None, None
+        self.error = self._error_at = self._failing_since = None
         if not self._is_behind():
             self._pause = limits.PIPELINE_RESTART_SECONDS[0]
 
@@ -370,6 +390,8 @@ class ViewWorker:
         self._view.note_error(found)
         with self._wake:
             self.error, self._error_at = found, datetime.now(UTC)
+            if self._failing_since is None:
+                self._failing_since = time.monotonic()
             self._restarts += 1
             self._is_due = False
             self._retry_at = time.monotonic() + self._pause

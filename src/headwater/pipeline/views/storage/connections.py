@@ -44,8 +44,11 @@ class ViewConnections:
             self.url,
             purpose="pipeline",
             prepare_threshold=2,
+            # To replace all rows of a view may take long.
+            has_timeouts=False,
             # A batch is on disk when the view says that it has it.
-            options="-c jit=off -c synchronous_commit=on -c work_mem=32MB",
+            options="-c jit=off -c synchronous_commit=on -c work_mem=32MB"
+            f" -c lock_timeout={limits.VIEW_LOCK_SECONDS * 1000:.0f}",
         )
 
     def _give_back(self, database: Database) -> None:

@@ -27,7 +27,7 @@ import msgspec
 import pyarrow as pa
 from psycopg import sql
 
-from headwater.database import pinned_url, without_password
+from headwater.database import NO_TIMEOUTS, pinned_url, without_password
 from headwater.errors import DatabaseError, PipelineError
 from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.views.storage.shown import Database
@@ -248,6 +248,10 @@ class _Writer:
         if self._connection is None:
             self._database = adbc_driver_postgresql.connect(pinned_url(self._url))
             self._connection = adbc.AdbcConnection(self._database)
+            with adbc.AdbcStatement(self._connection) as statement:
+                # The transaction is idle while Spark computes further rows.
+                statement.set_sql_query(NO_TIMEOUTS)
+                statement.execute_update()
             self._connection.set_autocommit(False)
         with adbc.AdbcStatement(self._connection) as statement:
             statement.set_options(

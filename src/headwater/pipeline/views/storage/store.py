@@ -17,7 +17,7 @@ from psycopg import sql
 
 from headwater import limits
 from headwater.database import translate
-from headwater.errors import HeadwaterError, PipelineError
+from headwater.errors import HeadwaterError, PipelineError, TableLocked
 from headwater.model import Position, Table
 from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.stream.offsets import Offset
@@ -91,6 +91,14 @@ class ViewStore:
             raise PipelineError(
                 f"a table of view {self._view.name} is missing: {error.diag.message_primary}",
                 hint=f"Rebuild the view: headwater view rebuild {self._view.name}",
+            ) from error
+        except psycopg.errors.LockNotAvailable as error:
+            # Not waited for any longer: the session may itself wait for a table that the caller
+            # has locked to read it.
+            raise TableLocked(
+                f"view {self._view.name}: its table, or one that belongs to it, is locked by"
+                " another session",
+                hint="It is written when that session has ended its transaction.",
             ) from error
         except psycopg.Error as error:
             raise translated(error, self._connections.url, self._view.name) from error
