@@ -22,9 +22,10 @@ from headwater.model import Column, Table
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES
 from headwater.pipeline.views import catalog as view_catalog
-from headwater.pipeline.views.definitions import define
+from headwater.pipeline.views.definitions import StreamingView, define
 from headwater.pipeline.views.function import ViewFunction
 from headwater.pipeline.views.storage import store
+from tests.support.generators.sizes import first_seed, size
 from tests.support.lake.tables import execute
 from tests.support.lake.views import became, differences, equals, update, views_running
 from tests.support.subscribers import Recorder, live
@@ -186,6 +187,86 @@ def test_views_equal_the_aggregates(spark: SparkSession, url: str, lake: Lake) -
     groups, pairs = map(max, zip(*sizes, strict=True))
     assert groups > 5
     assert pairs > 1
+
+
+# ------------------------------------------------------------------------ chains of joins
+
+CHAINS = size("view_chains", 2, large=12)
+CHAIN_ROUNDS = size("view_chain_rounds", 1, large=20)
+
+
+def chain(chance: random.Random, name: str, length: int) -> tuple[StreamingView, str]:
+    """A view of tables of which each is joined with the next, and its aggregate in SQL. The order
+    of the parameters and of the joins is random."""
+    first = chance.randrange(length)
+    order, ends = [first], [first, first]
+    while len(order) < length:
+        at = chance.choice([0, 1]) if ends[0] > 0 and ends[1] < length - 1 else int(ends[0] == 0)
+        ends[at] += 2 * at - 1
+        order.append(ends[at])
+
+    def function(**tables: DataFrame) -> DataFrame:
+        def link(at: int) -> DataFrame:
+            columns = (f.col("l").alias(f"v{at}"), f.col("r").alias(f"v{at + 1}"), "weight")
+            return tables[f"t{at}"].select(*columns)
+
+        made = link(first)
+        for number, at in enumerate(order[1:], 1):
+            between = max(at, min(order[:number]))
+            made = views.join(made, link(at), f"v{between}")
+        return made.groupBy(f.col("v0").alias("k")).agg(
+            views.count().alias("n"), views.sum(f"v{length}").alias("total")
+        )
+
+    parameters = [f"t{at}" for at in range(length)]
+    chance.shuffle(parameters)
+    named = ", ".join(f"{each}={each}" for each in parameters)
+    source = f"lambda {', '.join(parameters)}: function({named})"
+    joins = " ".join(f"join t{at} on t{at - 1}.r = t{at}.l" for at in range(1, length))
+    return (
+        define(eval(source, {"function": function}), key="k", name=name),
+        f"select t0.l as k, count(*) as n, sum(t{length - 1}.r) as total from t0 {joins}"
+        " group by t0.l",
+    )
+
+
+def links(chance: random.Random, tables: int) -> str:
+    """A random transaction that changes several of the tables."""
+
+    def value() -> str:
+        return "null" if chance.random() < 0.1 else str(chance.randint(0, 3))
+
+    def statement() -> str:
+        table, id = f"t{chance.randrange(tables)}", chance.randint(0, 7)
+        return chance.choice(
+            [
+                f"insert into {table} values ({id}, {value()}, {value()}) on conflict (id)"
+                " do update set l = excluded.l, r = excluded.r",
+                f"update {table} set l = {value()} where id = {id}",
+                f"update {table} set r = {value()} where id = {id}",
+                f"update {table} set r = l, l = r where id % 4 = {id % 4}",
+                f"delete from {table} where id = {id}",
+            ]
+        )
+
+    return f"begin; {'; '.join(statement() for _ in range(chance.randint(4, 12)))}; commit"
+
+
+def test_chains_of_joins(spark: SparkSession, url: str, lake: Lake) -> None:
+    """Each change is joined with the rows of all other tables, as they were or as they are."""
+    chance, most = random.Random(first_seed(3)), 4
+    for at in range(most):
+        execute(url, f"create table t{at} (id int primary key, l int, r int)",
+                f"insert into t{at} select i, i % 4, (i + {at}) % 3 from generate_series(0, 7) i",
+                f"select headwater.enable_reactivity('t{at}')")  # fmt: skip
+    chains = [chain(chance, f"chain{at}", 3 + at % 2) for at in range(CHAINS)]
+    with views_running(spark, url, lake, *(view for view, _ in chains)):
+        for _ in range(CHAIN_ROUNDS):
+            for view, truth in chains:
+                assert equals(url, view.name, truth)
+            execute(url, links(chance, most))
+        for view, truth in chains:
+            assert equals(url, view.name, truth)
 
 
 def by_region(orders: DataFrame) -> DataFrame:
