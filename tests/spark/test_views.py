@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
@@ -22,6 +23,7 @@ from headwater.model import Column, Table
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES
 from headwater.pipeline.views import catalog as view_catalog
+from headwater.pipeline.views import plans
 from headwater.pipeline.views.definitions import StreamingView, define
 from headwater.pipeline.views.function import ViewFunction
 from headwater.pipeline.views.storage import store
@@ -405,6 +407,10 @@ def test_a_view_that_fails_or_is_slow_delays_no_other(
         assert became(lambda: execute(url, failure) == [(None,)])
 
 
+def constants(orders: DataFrame) -> DataFrame:
+    return orders.sparkSession.createDataFrame([("r1", 0.2)], "region string, tax double")
+
+
 WRONG: list[tuple[Any, str]] = [
     (lambda orders: orders.groupBy("day").agg(views.count().alias("n")), "no column region"),
     (
@@ -458,6 +464,29 @@ WRONG: list[tuple[Any, str]] = [
         ),
         "or the present time",
     ),
+    (
+        lambda orders: (
+            constants(orders)
+            .join(orders, "region", "left")
+            .groupBy("region")
+            .agg(views.count().alias("n"))
+        ),
+        "some of them without a row of orders",
+    ),
+    (
+        lambda orders: (
+            orders.join(constants(orders), "region", "full")
+            .groupBy("region")
+            .agg(views.count().alias("n"))
+        ),
+        "some of them without a row of orders",
+    ),
+    (
+        lambda orders: orders.join(
+            orders.select(f.col("id").alias("n")), f.col("items").cast("smallint") == f.col("n")
+        ),
+        "without an equality of two such columns",
+    ),
     (lambda orders: 7, "returned int, not a DataFrame"),
     (lambda orders: orders.limit(3), "a limit over all rows"),
     (lambda orders: orders.dropDuplicates(["region"]), "any one of several rows"),
@@ -477,21 +506,75 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-def test_functions_that_cannot_be_views(spark: SparkSession) -> None:
-    columns = (
+WRONG_TABLE = Table(
+    1,
+    "public",
+    "orders",
+    (
         Column("id", "integer", "integer"),
         Column("region", "text", "text"),
         Column("day", "date", "date"),
         Column("items", "integer", "integer"),
         Column("note", "text", "text"),
-    )
-    table = Table(1, "public", "orders", columns, ("id",))
+    ),
+    ("id",),
+)
+
+
+def test_functions_that_cannot_be_views(spark: SparkSession) -> None:
     for function, message in WRONG:
         view = define(function, key="region", name="wrong")
         with pytest.raises(ConfigError, match=message) as error:
-            ViewFunction(view, spark).result({"orders": table})
+            ViewFunction(view, spark).result({"orders": WRONG_TABLE})
         assert str(error.value).startswith("view wrong")
         assert error.value.hint
+
+
+RANDOM = (
+    "rand()", "randn()", "uniform(0, 9)", "uniform(0, 9, 1)", "randstr(3)", "uuid()",
+    "shuffle(array(id, items))", "reflect('java.util.UUID', 'randomUUID')",
+    "try_reflect('java.util.UUID', 'randomUUID')", "java_method('java.lang.System', 'nanoTime')",
+    "input_file_name()", "input_file_block_start()", "input_file_block_length()",
+    "monotonically_increasing_id()", "spark_partition_id()",
+)  # fmt: skip
+
+CLOCKS = (
+    "now()", "current_timestamp()", "current_date()", "current_time()", "localtimestamp()",
+    "unix_timestamp()", "date_add(current_date(), items)", "aes_encrypt(note, '0000111122223333')",
+)  # fmt: skip
+
+
+def test_functions_that_give_another_result_for_the_same_rows(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def result(function: Callable[[DataFrame], DataFrame]) -> None:
+        view = define(lambda orders: function(orders), key="region", name="varying")
+        ViewFunction(view, spark).result({"orders": WRONG_TABLE})
+
+    def refused(function: Callable[[DataFrame], DataFrame]) -> None:
+        with pytest.raises(ConfigError, match="a random value or the present time"):
+            result(function)
+
+    def selected(value: SparkColumn) -> Callable[[DataFrame], DataFrame]:
+        return lambda orders: orders.select("region", value.alias("x"))
+
+    def filtered(value: SparkColumn) -> Callable[[DataFrame], DataFrame]:
+        return lambda orders: (
+            orders.where(value.isNotNull()).groupBy("region").agg(views.count().alias("n"))
+        )
+
+    for text in (*RANDOM, *CLOCKS):
+        refused(selected(f.expr(text)))
+        refused(filtered(f.expr(text)))
+    # Aggregates that depend on the order of rows are accepted: the order may be stated.
+    result(
+        lambda orders: orders.groupBy("region").agg(f.array_min(f.collect_list("id")).alias("x"))
+    )
+    # Spark knows more such expressions than the list has.
+    monkeypatch.setattr(plans, "_VARYING", ())
+    for text in RANDOM:
+        refused(selected(f.expr(text)))
+    refused(filtered(f.udf(lambda id: str(id)).asNondeterministic()("id")))
 
 
 def by_total(orders: DataFrame) -> DataFrame:
