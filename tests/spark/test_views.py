@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
@@ -22,9 +23,11 @@ from headwater.model import Column, Table
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES
 from headwater.pipeline.views import catalog as view_catalog
-from headwater.pipeline.views.definitions import define
+from headwater.pipeline.views import plans
+from headwater.pipeline.views.definitions import StreamingView, define
 from headwater.pipeline.views.function import ViewFunction
 from headwater.pipeline.views.storage import store
+from tests.support.generators.sizes import first_seed, size
 from tests.support.lake.tables import execute
 from tests.support.lake.views import became, differences, equals, update, views_running
 from tests.support.subscribers import Recorder, live
@@ -188,6 +191,86 @@ def test_views_equal_the_aggregates(spark: SparkSession, url: str, lake: Lake) -
     assert pairs > 1
 
 
+# ------------------------------------------------------------------------ chains of joins
+
+CHAINS = size("view_chains", 2, large=12)
+CHAIN_ROUNDS = size("view_chain_rounds", 1, large=20)
+
+
+def chain(chance: random.Random, name: str, length: int) -> tuple[StreamingView, str]:
+    """A view of tables of which each is joined with the next, and its aggregate in SQL. The order
+    of the parameters and of the joins is random."""
+    first = chance.randrange(length)
+    order, ends = [first], [first, first]
+    while len(order) < length:
+        at = chance.choice([0, 1]) if ends[0] > 0 and ends[1] < length - 1 else int(ends[0] == 0)
+        ends[at] += 2 * at - 1
+        order.append(ends[at])
+
+    def function(**tables: DataFrame) -> DataFrame:
+        def link(at: int) -> DataFrame:
+            columns = (f.col("l").alias(f"v{at}"), f.col("r").alias(f"v{at + 1}"), "weight")
+            return tables[f"t{at}"].select(*columns)
+
+        made = link(first)
+        for number, at in enumerate(order[1:], 1):
+            between = max(at, min(order[:number]))
+            made = views.join(made, link(at), f"v{between}")
+        return made.groupBy(f.col("v0").alias("k")).agg(
+            views.count().alias("n"), views.sum(f"v{length}").alias("total")
+        )
+
+    parameters = [f"t{at}" for at in range(length)]
+    chance.shuffle(parameters)
+    named = ", ".join(f"{each}={each}" for each in parameters)
+    source = f"lambda {', '.join(parameters)}: function({named})"
+    joins = " ".join(f"join t{at} on t{at - 1}.r = t{at}.l" for at in range(1, length))
+    return (
+        define(eval(source, {"function": function}), key="k", name=name),
+        f"select t0.l as k, count(*) as n, sum(t{length - 1}.r) as total from t0 {joins}"
+        " group by t0.l",
+    )
+
+
+def links(chance: random.Random, tables: int) -> str:
+    """A random transaction that changes several of the tables."""
+
+    def value() -> str:
+        return "null" if chance.random() < 0.1 else str(chance.randint(0, 3))
+
+    def statement() -> str:
+        table, id = f"t{chance.randrange(tables)}", chance.randint(0, 7)
+        return chance.choice(
+            [
+                f"insert into {table} values ({id}, {value()}, {value()}) on conflict (id)"
+                " do update set l = excluded.l, r = excluded.r",
+                f"update {table} set l = {value()} where id = {id}",
+                f"update {table} set r = {value()} where id = {id}",
+                f"update {table} set r = l, l = r where id % 4 = {id % 4}",
+                f"delete from {table} where id = {id}",
+            ]
+        )
+
+    return f"begin; {'; '.join(statement() for _ in range(chance.randint(4, 12)))}; commit"
+
+
+def test_chains_of_joins(spark: SparkSession, url: str, lake: Lake) -> None:
+    """Each change is joined with the rows of all other tables, as they were or as they are."""
+    chance, most = random.Random(first_seed(3)), 4
+    for at in range(most):
+        execute(url, f"create table t{at} (id int primary key, l int, r int)",
+                f"insert into t{at} select i, i % 4, (i + {at}) % 3 from generate_series(0, 7) i",
+                f"select headwater.enable_reactivity('t{at}')")  # fmt: skip
+    chains = [chain(chance, f"chain{at}", 3 + at % 2) for at in range(CHAINS)]
+    with views_running(spark, url, lake, *(view for view, _ in chains)):
+        for _ in range(CHAIN_ROUNDS):
+            for view, truth in chains:
+                assert equals(url, view.name, truth)
+            execute(url, links(chance, most))
+        for view, truth in chains:
+            assert equals(url, view.name, truth)
+
+
 def by_region(orders: DataFrame) -> DataFrame:
     return orders.groupBy("region").agg(views.count().alias("n"), views.sum("items").alias("items"))
 
@@ -324,6 +407,10 @@ def test_a_view_that_fails_or_is_slow_delays_no_other(
         assert became(lambda: execute(url, failure) == [(None,)])
 
 
+def constants(orders: DataFrame) -> DataFrame:
+    return orders.sparkSession.createDataFrame([("r1", 0.2)], "region string, tax double")
+
+
 WRONG: list[tuple[Any, str]] = [
     (lambda orders: orders.groupBy("day").agg(views.count().alias("n")), "no column region"),
     (
@@ -377,6 +464,29 @@ WRONG: list[tuple[Any, str]] = [
         ),
         "or the present time",
     ),
+    (
+        lambda orders: (
+            constants(orders)
+            .join(orders, "region", "left")
+            .groupBy("region")
+            .agg(views.count().alias("n"))
+        ),
+        "some of them without a row of orders",
+    ),
+    (
+        lambda orders: (
+            orders.join(constants(orders), "region", "full")
+            .groupBy("region")
+            .agg(views.count().alias("n"))
+        ),
+        "some of them without a row of orders",
+    ),
+    (
+        lambda orders: orders.join(
+            orders.select(f.col("id").alias("n")), f.col("items").cast("smallint") == f.col("n")
+        ),
+        "without an equality of two such columns",
+    ),
     (lambda orders: 7, "returned int, not a DataFrame"),
     (lambda orders: orders.limit(3), "a limit over all rows"),
     (lambda orders: orders.dropDuplicates(["region"]), "any one of several rows"),
@@ -396,21 +506,75 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-def test_functions_that_cannot_be_views(spark: SparkSession) -> None:
-    columns = (
+WRONG_TABLE = Table(
+    1,
+    "public",
+    "orders",
+    (
         Column("id", "integer", "integer"),
         Column("region", "text", "text"),
         Column("day", "date", "date"),
         Column("items", "integer", "integer"),
         Column("note", "text", "text"),
-    )
-    table = Table(1, "public", "orders", columns, ("id",))
+    ),
+    ("id",),
+)
+
+
+def test_functions_that_cannot_be_views(spark: SparkSession) -> None:
     for function, message in WRONG:
         view = define(function, key="region", name="wrong")
         with pytest.raises(ConfigError, match=message) as error:
-            ViewFunction(view, spark).result({"orders": table})
+            ViewFunction(view, spark).result({"orders": WRONG_TABLE})
         assert str(error.value).startswith("view wrong")
         assert error.value.hint
+
+
+RANDOM = (
+    "rand()", "randn()", "uniform(0, 9)", "uniform(0, 9, 1)", "randstr(3)", "uuid()",
+    "shuffle(array(id, items))", "reflect('java.util.UUID', 'randomUUID')",
+    "try_reflect('java.util.UUID', 'randomUUID')", "java_method('java.lang.System', 'nanoTime')",
+    "input_file_name()", "input_file_block_start()", "input_file_block_length()",
+    "monotonically_increasing_id()", "spark_partition_id()",
+)  # fmt: skip
+
+CLOCKS = (
+    "now()", "current_timestamp()", "current_date()", "current_time()", "localtimestamp()",
+    "unix_timestamp()", "date_add(current_date(), items)", "aes_encrypt(note, '0000111122223333')",
+)  # fmt: skip
+
+
+def test_functions_that_give_another_result_for_the_same_rows(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def result(function: Callable[[DataFrame], DataFrame]) -> None:
+        view = define(lambda orders: function(orders), key="region", name="varying")
+        ViewFunction(view, spark).result({"orders": WRONG_TABLE})
+
+    def refused(function: Callable[[DataFrame], DataFrame]) -> None:
+        with pytest.raises(ConfigError, match="a random value or the present time"):
+            result(function)
+
+    def selected(value: SparkColumn) -> Callable[[DataFrame], DataFrame]:
+        return lambda orders: orders.select("region", value.alias("x"))
+
+    def filtered(value: SparkColumn) -> Callable[[DataFrame], DataFrame]:
+        return lambda orders: (
+            orders.where(value.isNotNull()).groupBy("region").agg(views.count().alias("n"))
+        )
+
+    for text in (*RANDOM, *CLOCKS):
+        refused(selected(f.expr(text)))
+        refused(filtered(f.expr(text)))
+    # Aggregates that depend on the order of rows are accepted: the order may be stated.
+    result(
+        lambda orders: orders.groupBy("region").agg(f.array_min(f.collect_list("id")).alias("x"))
+    )
+    # Spark knows more such expressions than the list has.
+    monkeypatch.setattr(plans, "_VARYING", ())
+    for text in RANDOM:
+        refused(selected(f.expr(text)))
+    refused(filtered(f.udf(lambda id: str(id)).asNondeterministic()("id")))
 
 
 def by_total(orders: DataFrame) -> DataFrame:

@@ -70,7 +70,7 @@ class ViewFunction:
         name = self._view.name
         result = read_result(name, self._view.key, made.schema)
         plan = plans.analyzed(made)
-        plans.check_steady(name, plan)
+        plans.check_steady(name, made, plan)
         combined = plans.check_weighted(name, plan, tables)
         self._note_used(made, plan, tables)
         if len(tables) == 1:
@@ -80,7 +80,7 @@ class ViewFunction:
     def _by_key(self, made: DataFrame, tables: list[str]) -> Result:
         name = self._view.name
         plan = plans.analyzed(made)
-        plans.check_steady(name, plan)
+        plans.check_steady(name, made, plan)
         local = tuple(plans.locality(name, plan, tables))
         self._note_used(made, plan, tables)
         return read_rows(name, self._view.key, made.schema, local)

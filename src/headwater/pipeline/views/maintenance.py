@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -465,23 +465,21 @@ class _TableState:
             if name not in changed:
                 continue
             rows = weighted.changed(parts, self._sources[name])
-            frames = self._partners(parts, result, name)
+            frames = self._partners(parts, result, name, set(names[:at]) & set(changed))
             for each in names:
                 if each not in frames and each != name:
                     frames[each] = self._sources[each].empty(self._spark, each)
-            for before in names[:at]:
-                if before in changed and before in self._partners_of(result, name):
-                    back = weighted.changed(parts, self._sources[before], sign=-1)
-                    frames[before] = frames[before].unionByName(back)
             yield {**frames, name: rows}
 
     def _partners_of(self, result: ViewResult, name: str) -> frozenset[str]:
         assert result.combined is not None
         return result.combined.partners[name]
 
-    def _partners(self, parts: DataFrame, result: ViewResult, name: str) -> dict[str, DataFrame]:
-        """The rows that changes of a table may be joined with. A table that is linked to no other
-        is read as a whole."""
+    def _partners(
+        self, parts: DataFrame, result: ViewResult, name: str, old: Collection[str]
+    ) -> dict[str, DataFrame]:
+        """The rows that changes of a table may be joined with: of the tables `old` those before the
+        changes. A table that is linked to no other is read as a whole."""
         assert result.combined is not None
         equal = [*result.combined.equal, *((b, a) for a, b in result.combined.equal)]
         wanted = set(self._partners_of(result, name))
@@ -495,6 +493,10 @@ class _TableState:
             name = next(iter(linked), None) or sorted(wanted)[0]
             condition = [{linked[name][0]: linked[name][1]}] if name in linked else []
             found[name] = self._rows(name, condition)
+            if name in old:
+                back = weighted.changed(parts, self._sources[name], sign=-1)
+                # The next table is searched by the values of these rows as well.
+                found[name] = found[name].unionByName(back)
             wanted.remove(name)
             if any(of[0] == name and to[0] in wanted for of, to in equal):
                 self._note_values(values, name, equal, rows=found[name])

@@ -1,8 +1,9 @@
 """Analyses the plan that Spark makes of a view's function: how its result depends on its tables.
 
 The only module of the views that reads a plan. It takes Spark's plan as JSON, with one call into
-the JVM for the analyzed and one for the optimized plan (`_jdf.queryExecution()`). Over Spark
-Connect these calls do not exist: there, views cannot be defined. Everything after that is pure.
+the JVM for the analyzed and one for the optimized plan (`_jdf.queryExecution()`), and asks Spark
+which expressions are not deterministic. Over Spark Connect these calls do not exist: there, views
+cannot be defined. Everything after that is pure.
 
 There are two kinds of functions. One that ends in aggregates of `headwater.views` adds weighted
 rows: `check_weighted` refuses steps that do not. Any other function must be *local*: `locality`
@@ -104,29 +105,59 @@ _TABLE = "Table"
 # ------------------------------------------------------------------------ what both kinds refuse
 
 _VARYING = (
-    "Rand", "Randn", "Uuid", "Shuffle", "RandStr", "SparkPartitionID", "InputFileName",
-    "MonotonicallyIncreasingID", "CurrentTimestamp", "CurrentDate", "CurrentTime",
-    "CurrentTimestampLike", "LocalTimestamp", "Now",
+    "CurrentTimestamp", "CurrentTimestampPrecision", "CurrentTimestampNanos",
+    "CurrentTimestampLike", "CurrentDate", "CurrentTime", "LocalTimestamp", "LocalTimestampNanos",
+    "UTCTimestamp", "Now", "CurrentBatchTimestamp", "AesEncrypt",
+    "Rand", "Randn", "RandStr", "Uniform", "Uuid", "Shuffle", "CallMethodViaReflection",
+    "SparkPartitionID", "MonotonicallyIncreasingID", "InputFileName", "InputFileBlockStart",
+    "InputFileBlockLength",
 )  # fmt: skip
-"""Expressions whose value depends on more than the row."""
+"""Expressions whose value depends on more than the row. Those up to `AesEncrypt` (with its random
+start) are deterministic to Spark, for which the present time is one value in a query."""
 
 _SUBQUERIES = ("ScalarSubquery", "ListQuery", "Exists", "LateralSubquery", "InSubquery")
 
 
-def check_steady(view: str, plan: Node) -> None:
+def check_steady(view: str, made: DataFrame, plan: Node) -> None:
     """ConfigError for a function that gives another result for the same rows."""
-    for expression in _all_expressions(plan):
-        is_varying = expression.fields.get("udfDeterministic") is False
-        if is_varying or expression.name in _VARYING:
-            raise ConfigError(
-                f"view {view}: the function uses a random value or the present time",
-                hint="A removed row must give the same result as when it was added.",
-            )
-        if expression.name in _SUBQUERIES:
-            raise ConfigError(
-                f"view {view}: the function has a subquery in an expression",
-                hint="Join the tables instead.",
-            )
+    names = {each.name for each in _all_expressions(plan)}
+    if not names.isdisjoint(_SUBQUERIES):
+        raise ConfigError(
+            f"view {view}: the function has a subquery in an expression",
+            hint="Join the tables instead.",
+        )
+    # The optimizer replaces functions by the expressions that they are made of.
+    varying = names.intersection(_VARYING) or _random(made._jdf.queryExecution().optimizedPlan())
+    if varying:
+        raise ConfigError(
+            f"view {view}: the function uses a random value or the present time"
+            f" ({', '.join(sorted(varying))})",
+            hint="A removed row must give the same result as when it was added.",
+        )
+
+
+def _random(plan: Any) -> set[str]:
+    """The expressions of a plan in the JVM that Spark calls not deterministic."""
+    if plan.deterministic():
+        return set()
+    below = (_random(child) for child in _items(plan.children()))
+    return set[str]().union(*below, *map(_random_parts, _items(plan.expressions())))
+
+
+def _random_parts(expression: Any) -> set[str]:
+    if expression.deterministic():
+        return set()
+    found = set[str]().union(*map(_random_parts, _items(expression.children())))
+    name = str(expression.getClass().getName())
+    # Aggregates such as `first` depend on the order of the rows, which the function must state.
+    if not found and ".aggregate." not in name:
+        found.add(name.rpartition(".")[2])
+    return found
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    """Of a sequence of Scala's."""
+    return (sequence.apply(at) for at in range(sequence.size()))
 
 
 def _all_expressions(plan: Node) -> Iterator[Node]:
@@ -222,6 +253,11 @@ def _equal_columns(step: Node) -> list[tuple[int, int]]:
     return found
 
 
+_LEFT_BY_ITSELF = ("Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti")
+_RIGHT_BY_ITSELF = ("Inner", "Cross", "RightOuter")
+"""Kinds of joins that process each row of a side by itself, where the other side never changes."""
+
+
 def _conjuncts(condition: Node) -> Iterator[Node]:
     if condition.name == "And":
         for child in condition.children:
@@ -231,13 +267,16 @@ def _conjuncts(condition: Node) -> Iterator[Node]:
 
 
 _WHOLE = ("short", "integer", "long")
+"""Types of whole numbers, each wider than the one before."""
 
 
 def _attribute(expression: Node) -> int | None:
-    """The attribute that an expression is, also a whole number of another size."""
+    """The attribute that an expression is, also as a wider whole number. Where `spark.sql.ansi` is
+    off, a narrower one may be another number."""
     if expression.name == "Cast" and expression.fields.get("dataType") in _WHOLE:
         (inner,) = expression.children
-        if inner.fields.get("dataType") in _WHOLE:
+        narrower = _WHOLE[: _WHOLE.index(expression.fields["dataType"]) + 1]
+        if inner.fields.get("dataType") in narrower:
             return _attribute(inner)
     return expression.id if expression.name == "AttributeReference" else None
 
@@ -391,9 +430,9 @@ def _local_join(step: Node, below: list[_Local]) -> _Local:
     }
     by: dict[int, Columns] = {}
     pairs = {}
-    if not right.tables and kind in ("Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"):
+    if not right.tables and kind in _LEFT_BY_ITSELF:
         by |= left.by
-    if not left.tables and kind in ("Inner", "Cross", "RightOuter"):
+    if not left.tables and kind in _RIGHT_BY_ITSELF:
         by |= right.by
     for (x, y), columns in both.items():
         if kind in ("Inner", "LeftOuter", "LeftSemi", "LeftAnti"):
@@ -528,7 +567,15 @@ def _added_join(view: str, step: Node, below: list[_Added], tables: int) -> _Add
     left, right = below
     sources = {**left.sources, **right.sources}
     if not left.tables or not right.tables:
-        used = left if left.tables else right
+        used, kinds = (left, _LEFT_BY_ITSELF) if left.tables else (right, _RIGHT_BY_ITSELF)
+        if _join_kind(step) not in kinds:
+            raise ConfigError(
+                f"view {view}: a join with rows that are of no table returns some of them without"
+                f" a row of {used.tables[0]}",
+                hint=f"These have no {WEIGHT}. Use an inner join, or the outer join that returns"
+                " all rows of the table; or Spark's own aggregates, grouped by the column of the"
+                " join.",
+            )
         return msgspec.structs.replace(used, sources=sources)
     for child in step.children:
         if not any(each.fields.get("name") in SIDES for each in _outputs(child)):
