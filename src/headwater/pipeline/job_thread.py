@@ -128,7 +128,7 @@ class JobThread:
         try:
             part()
         except Exception as error:
-            self._failures.append(explain(error, f"job {self.name} of the pipeline"))
+            self._failures.append(explain(error, f"job {self.name}"))
             return False
         return True
 
@@ -173,7 +173,7 @@ class JobThread:
             return
         for error in self._failures:
             hint = f". {error.hint}" if error.hint else ""
-            log.warning("Job %s of the pipeline failed: %s%s", self.name, error, hint)
+            log.warning("Job %s of the pipeline: %s%s", self.name, error, hint)
         self._retry_at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
         self.report(

@@ -81,7 +81,7 @@ def test_a_failure_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch) 
     progress = job.progress()
     assert progress is not None
     assert (progress.state, progress.restarts) == ("waiting", 1)
-    assert progress.error == "job counting of the pipeline failed: the disk is full"
+    assert progress.error == "job counting failed: the disk is full"
     job.start()
     assert seen.get(timeout=WAIT) == [1]
     job.stop()

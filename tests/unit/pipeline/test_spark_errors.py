@@ -53,7 +53,7 @@ def test_a_job_reports_the_cause(text: str, cause: str, path: Path) -> None:
     job.work()
     progress = job.progress()
     assert progress is not None
-    assert progress.error == f"job snapshots of the pipeline failed: {cause}"
+    assert progress.error == f"job snapshots failed: {cause}"
     assert job.failure is not None
     assert job.failure.hint == f"The whole error is in {path}."
     assert text in path.read_text()

@@ -66,10 +66,9 @@ def jobs_of(plan: PipelinePlan) -> Iterator[BackgroundJob]:
     """The jobs of a pipeline. They read the lake's events: so they run with that stream only."""
     if EVENTS.name not in {job.name for job in plan.jobs}:
         return
-    if plan.snapshot_events or plan.retention is not None:
-        job = SnapshotJob(
-            plan.lake, plan.url, events_max=plan.snapshot_events, retention=plan.retention
-        )
+    retention = None if plan.once else plan.retention
+    if plan.snapshot_events or retention is not None:
+        job = SnapshotJob(plan.lake, plan.url, events_max=plan.snapshot_events, retention=retention)
         yield JobThread(
             snapshot_job.NAME,
             job.step,

@@ -129,12 +129,12 @@ class RunningStream:
             # In the thread that starts the stream again: that may take long, and the other streams
             # are supervised meanwhile.
             self._closing = self._starts.submit(self._close, sink)
-        found = explain(error, f"stream {self._job.name} of the pipeline")
+        found = explain(error, f"stream {self._job.name}")
         if isinstance(found, ResyncRequired):
             found = self._out_of_log(found)
         self.error = found
         self._error_at = datetime.now(UTC)
-        log.warning("Stream %s of the pipeline failed: %s", self._job.name, self.error)
+        log.warning("Stream %s of the pipeline: %s", self._job.name, self.error)
         self._start_at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
         if not self.error.retryable or self._plan.once:

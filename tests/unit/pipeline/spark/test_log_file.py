@@ -67,11 +67,11 @@ def test_an_error_is_in_the_log_with_its_causes(
     failed = RuntimeError(worker)
     failed.__cause__ = OSError("the file is not there")
     monkeypatch.setattr(log_file, "_current", None)
-    assert "headwater status" in str(explain(failed, "stream events of the pipeline").hint)
+    assert "headwater status" in str(explain(failed, "stream events").hint)
     path = tmp_path / "spark.log"
     log_file.use(path)
-    shown = explain(failed, "stream events of the pipeline")
-    assert str(shown) == "stream events of the pipeline failed: ValueError: no such region"
+    shown = explain(failed, "stream events")
+    assert str(shown) == "stream events failed: ValueError: no such region"
     assert shown.hint == f"The whole error is in {path}."
     written = path.read_text()
     assert "OSError: the file is not there" in written
