@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from headwater import limits
 from headwater.errors import CaptureError
+from headwater.log.complete import StillBehind
 from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.snapshot_job import SnapshotJob
 from headwater.pipeline.lake import delta, snapshots
@@ -24,6 +25,7 @@ from headwater.pipeline.snapshots import table_reads
 from headwater.pipeline.snapshots.table_reads import FailedTable, ReadProgress
 from tests.support.generators.sizes import first_seed, size
 from tests.support.lake.truth import Copy, Database, copy, fill, lake_at, opened, rows_of
+from tests.support.wal_capture import still_behind
 from tests.unit.pipeline.lake.test_snapshots import rows_in, write_rows
 from tests.unit.pipeline.lake.test_snapshots import taken as unfinished
 
@@ -97,6 +99,7 @@ def test_many_tables_in_one_snapshot(spark: SparkSession, url: str, tmp_path: Pa
 def test_a_table_that_is_being_altered_does_not_hold_up_the_others(
     spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor is it locked while capture from the WAL is far behind."""
     monkeypatch.setattr(limits, "SNAPSHOT_LOCK_SECONDS", 0.05)
     lake = lake_at(tmp_path, spark)
     with opened(url) as database, opened(url) as other:
@@ -105,6 +108,8 @@ def test_a_table_that_is_being_altered_does_not_hold_up_the_others(
             enable(database, name)
         with other.transaction():
             other.execute("alter table a add column note text")
+            with still_behind(monkeypatch), pytest.raises(StillBehind):
+                list(lake.snapshots_of(url, ["a", "b"]))
             outcomes = list(lake.snapshots_of(url, ["a", "b"]))
     (failed,) = [each for each in outcomes if isinstance(each, FailedTable)]
     assert failed.table == "a"

@@ -17,6 +17,7 @@ from headwater.pipeline.views.definitions import define
 from headwater.pipeline.views.storage.staging import StagedRows
 from tests.support.lake.tables import execute
 from tests.support.lake.views import became, differences, equals, update, views_running
+from tests.support.wal_capture import still_behind
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -94,9 +95,15 @@ def test_a_migration_of_a_view_and_its_table(
     """The migration has locked the view, which waits for it and has locked the table that the
     migration alters next."""
     monkeypatch.setattr(limits, "VIEW_LOCK_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "PIPELINE_RESTART_SECONDS", (0.1, 1.0))
     execute(url, *TABLES)
     with views_running(spark, url, lake, define(totals, key="customer")):
         assert equals(url, "totals", TOTALS)
+        # Nor are the tables locked for as long as capture from the WAL takes.
+        with still_behind(monkeypatch) as met:
+            execute(url, "delete from orders where id = 3")
+            assert equals(url, "totals", TOTALS)
+        assert len(met) == 1
         with psycopg.connect(url, options="-c lock_timeout=20s") as migration:
             migration.execute("alter table totals add check (true)")
             execute(url, "delete from orders where id = 1")

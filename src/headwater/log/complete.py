@@ -84,9 +84,11 @@ def wait_blocking(
     slot: str,
     upto: int,
     server_version: int,
+    *,
+    holds_snapshot: bool = False,
 ) -> None:
     """The same for a caller that blocks."""
-    steps = _wait(slot, int(upto), server_version, time.monotonic)
+    steps = _wait(slot, int(upto), server_version, time.monotonic, holds_snapshot=holds_snapshot)
     answer: tuple[Any, ...] | None = None
     try:
         while True:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from threading import Lock
 
 _VARIABLE = "HEADWATER_FAILPOINT"
 
 _passed: Counter[str] = Counter()
+_lock = Lock()
 
 
 def failpoint(name: str) -> None:
@@ -20,6 +22,8 @@ def failpoint(name: str) -> None:
     wanted = os.environ.get(_VARIABLE)
     if wanted is None:
         return
-    _passed[name] += 1
-    if wanted == f"{name}:{_passed[name]}":
+    with _lock:
+        _passed[name] += 1
+        passes = _passed[name]
+    if wanted == f"{name}:{passes}":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import Any
 
 import psycopg
@@ -24,6 +24,7 @@ from headwater.errors import ConfigError, DatabaseError, HeadwaterError, SourceU
 from headwater.hub.hub import Hub
 from headwater.log import complete, maintenance
 from headwater.model import Position
+from headwater.pipeline.stream.planning import Planner
 from tests.support.log_probe import LogProbe, enable, probing, rows, run
 from tests.support.subscribers import Recorder, live
 from tests.support.wal_capture import capturing, enable_wal, ends
@@ -726,6 +727,21 @@ async def test_a_hub_takes_a_new_snapshot_while_a_large_transaction_is_appended(
         await _until(lambda: [row["id"] for row in recorder.rows] == [1])
         assert behind == [0]
         assert hub.ready
+
+
+async def test_a_planner_says_whether_its_caller_holds_a_snapshot(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(connection, ORDERS)
+    await enable_wal(connection, "orders")
+    held: list[bool] = []
+    monkeypatch.setattr(
+        complete, "wait_blocking", lambda *_, holds_snapshot: held.append(holds_snapshot)
+    )
+    with closing(Planner(url)) as planner:
+        planner.now()
+        planner.now(holds_snapshot=True)
+    assert held == [False, True]
 
 
 async def _until(condition: Callable[[], bool]) -> None:

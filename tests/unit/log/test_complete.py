@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +108,24 @@ def test_a_caller_that_holds_a_snapshot_takes_another_while_there_is_progress() 
         Database([10], sent=[(20, 1), (20, 2)]).wait(100, holds_snapshot=True)
     with pytest.raises(DatabaseError, match="makes no progress"):
         Database([10], sent=[(20, 1), (20, 1)]).wait(100, holds_snapshot=True)
+
+
+def test_the_same_for_a_caller_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database([10], sent=[(20, 1), (20, 2)])
+
+    def sleep(seconds: float) -> None:
+        database.now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: database.now, sleep=sleep)
+    monkeypatch.setattr(complete, "time", clock)
+    with pytest.raises(complete.StillBehind):
+        complete.wait_blocking(
+            lambda statement, _: database._answer(statement),
+            "slot",
+            100,
+            180_000,
+            holds_snapshot=True,
+        )
 
 
 def test_a_slot_that_is_gone_ends_the_wait() -> None:

@@ -118,10 +118,12 @@ class TableReads:
         of no use are added to `again`."""
         skipped: dict[str | int, HeadwaterError] = {}
         resumed: list[tuple[_TableRead, TableSnapshot]] = []
+        with closing(Planner(self._url)) as planner:
+            planner.now()  # waits for capture from the WAL while no table is locked
         with database_snapshot(self._url, names, skipped=skipped) as now:
             # Makes the position durable: a crash of the server must not lose what the lake has.
             with closing(Planner(self._url)) as planner:
-                planner.now()
+                planner.now(holds_snapshot=True)
             shapes.save(
                 self._places.shapes,
                 [shapes.row_of(each.table, now.at) for each in now.tables.values()],

@@ -96,17 +96,20 @@ class Planner:
 
     # -------------------------------------------------------------------- positions
 
-    def now(self) -> Position:
-        """The present position, which is on disk."""
-        return self._marked(self._now())
+    def now(self, *, holds_snapshot: bool = False) -> Position:
+        """The present position, which is on disk. A caller that `holds_snapshot` over another
+        connection, and locks, gets `StillBehind` where capture from the WAL takes long."""
+        return self._marked(self._now(holds_snapshot=holds_snapshot))
 
-    def _now(self) -> Position:
+    def _now(self, *, holds_snapshot: bool = False) -> Position:
         log, snapshot, written, flushed, slot = self._one(_NOW)
         if flushed < written:
             self._one(complete.FLUSH)
         if slot:
             version = self._connected().info.server_version
-            complete.wait_blocking(self._maybe, slot, written, version)
+            complete.wait_blocking(
+                self._maybe, slot, written, version, holds_snapshot=holds_snapshot
+            )
         return Position.of_snapshot(log, snapshot)
 
     def _marked(self, position: Position, since: Position | None = None) -> Position:

@@ -237,7 +237,7 @@ class MaintainedView:
             return
         with self._snapshot() as now:
             # The log has everything that the snapshot contains only from here on.
-            planner.now()
+            planner.now(holds_snapshot=True)
             kinds = planner.kinds(self._at, now.position)
             if self._needs_rebuild(kinds) or self._shapes(now) != self._record.shapes:
                 self._build(now, self._record, self._function.result(self._shapes(now)))
