@@ -36,7 +36,7 @@ from headwater.pipeline.tables.layout import (
     Progress,
 )
 from headwater.pipeline.tables.steps import KIND
-from headwater.pipeline.tables.values import converted
+from headwater.pipeline.tables.values import converted, scale_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -232,11 +232,12 @@ class TypedDelta:
         types = differing(columns, stored)
         if types:
             target = pa.schema([(n, types.get(n, stored.field(n).type)) for n in stored.names])
+            scales = {n: scale_of(c, stored.field(n).type) for n, c in present.items()}
 
             def convert(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 for batch in batches:
                     arrays = [
-                        converted(values, field.type)
+                        converted(values, field.type, scales.get(field.name, 0))
                         for values, field in zip(batch.columns, target, strict=True)
                     ]
                     yield pa.RecordBatch.from_arrays(arrays, schema=target)
