@@ -153,6 +153,13 @@ def check_types(lake: Lake) -> None:
         }
 
 
+def check_texts(lake: Lake, last: typed.Truth) -> None:
+    """Values that became text have all their digits."""
+    for row in typed.read(f"{lake.root}/tables/public/things/current", "polars"):
+        for kind in ("numeric(12,2)", "numeric(38,0)", "numeric(5,2)[]"):
+            assert row[kind + BEYOND] == last.rows[str(row["id"])][kind + BEYOND]
+
+
 @pytest.fixture(params=["embedded", "system"])
 def server_database(request: pytest.FixtureRequest) -> Iterator[str]:
     """A database of the embedded server, and of the machine's, which has `xml`."""
@@ -192,3 +199,4 @@ def test_every_type(
         monkeypatch.setattr(limits, "TABLES_MERGE_CHANGES_MAX", 0)
         merge(relation)  # by Spark, and some columns become text
     check_types(lake)
+    check_texts(lake, known[-1])

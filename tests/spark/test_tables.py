@@ -16,14 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from headwater import limits
 from headwater.errors import ConfigError
+from headwater.model import Column, Table
 from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.resnapshot import resnapshot
 from headwater.pipeline.lake import shapes
@@ -32,11 +34,13 @@ from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.tables import job, requests, writes
 from headwater.pipeline.tables.catalog import Catalog
 from headwater.pipeline.tables.choice import Choice
+from headwater.pipeline.tables.columns import columns_of, schema_of
 from headwater.pipeline.tables.job import TablesJob
 from headwater.pipeline.tables.layout import Progress
 from headwater.pipeline.tables.listing import typed_tables
 from headwater.pipeline.tables.options import TableOptions
 from headwater.pipeline.tables.typed_table import TypedTable
+from headwater.pipeline.tables.writes import TypedDelta
 from headwater.settings.tables import TableEntry
 from tests.support.generators import typed as generator
 from tests.support.generators.sizes import first_seed, size
@@ -75,6 +79,7 @@ class Story:
         self.other: Database | None = None
         self.steps: list[str] = []
         self.relation = 0
+        self.fill, self.options = "", TableOptions()
 
     def play(self, database: Database, turns: int) -> None:
         for statement in (*generator.SCHEMA, self.things.create()):
@@ -86,14 +91,18 @@ class Story:
         for _ in range(turns):
             self.turn(database)
         self.commit_other()
+        self.run(database, self.things.rename())
         self.write(database)
         self.snapshot()
+        self.fill_again()
+        self.merge()
+        self.write(database)
         self.merge()
         self.record(database)
 
     def turn(self, database: Database) -> None:
         self.write(database)
-        match self.rng.randint(0, 11):
+        match self.rng.randint(0, 12):
             case 0 | 1:
                 self.commit_other()
                 before = dict(self.things.columns)
@@ -118,6 +127,9 @@ class Story:
                 self.merge()
             case 8 | 9:
                 self.merge(kill=True)
+            case 10:
+                self.fill_again()
+                self.merge(kill=self.rng.random() < 0.5)
             case _:
                 self.begin_other()
                 self.merge()
@@ -161,6 +173,13 @@ class Story:
         self.steps.append("-- a gap")
         assert all(isinstance(each, LakeGap) or not each.error for each in resnapshot(
             self.lake, self.url))  # fmt: skip
+
+    def fill_again(self) -> None:
+        """At the next merge, because of a request or of other options."""
+        self.steps.append("-- to be filled again")
+        self.fill = str(len(self.steps))
+        if self.rng.random() < 0.5:
+            self.options = TableOptions(as_text=(self.rng.choice(list(self.things.columns)),))
 
     def write(self, database: Database) -> None:
         for _ in range(self.rng.randint(1, 3)):
@@ -209,7 +228,7 @@ class Story:
         return failpoint
 
     def table(self) -> TypedTable:
-        return TypedTable(self.lake, self.relation, TableOptions())
+        return TypedTable(self.lake, self.relation, self.options, fill=self.fill)
 
     @property
     def text(self) -> str:
@@ -341,6 +360,32 @@ def test_added_and_dropped_columns_leave_closed_versions_in_their_files(
     sixth = after("alter table items alter amount type bigint")
     assert sixth.isdisjoint(fifth)
     check()
+
+
+def test_stored_columns_are_found_by_their_names_in_postgresql(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Not by those in Delta, which another column may have now."""
+    path = str(tmp_path / "current")
+    declared = [Column(name, "integer", "integer") for name in ("id", "A", "a")]
+    shape = Table(1, "public", "items", tuple(declared), ("id",))
+    before, after = (
+        columns_of(shape, TableOptions()),
+        columns_of(
+            msgspec.structs.replace(shape, columns=(*declared[:1], declared[2], declared[1])),
+            TableOptions(),
+            text={"a"},
+        ),
+    )
+    assert [[each.name for each in columns] for columns in (before, after)] == [
+        ["id", "A", "a_2"],
+        ["id", "a", "A_2"],
+    ]
+    stored = pa.table([[1], [10], [20], ["k"]], schema=schema_of("current", before))
+    write_deltalake(path, stored)
+    rows = TypedDelta(path, "current").rows(spark, after, whole=True)
+    assert rows.columns == ["id", "a", "A_2", "_key"]
+    assert [tuple(row) for row in rows.collect()] == [(1, "20", 10, "k")]
 
 
 # ------------------------------------------------------------------------ the job

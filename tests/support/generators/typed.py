@@ -234,9 +234,7 @@ class Things:
             del self.columns[name]
             return f"alter table things drop column {quoted(name)}"
         if choice == "rename" and self.columns:
-            name = self._rng.choice(list(self.columns))
-            kind = self.columns.pop(name)
-            return f"alter table things rename {quoted(name)} to {quoted(self._named(kind))}"
+            return self.rename()
         if choice == "retype" and retyped:
             name = self._rng.choice(retyped)
             kind = self._rng.choice(_RETYPED[self.columns[name]])
@@ -248,6 +246,16 @@ class Things:
         kind = self._next_type()
         default = self.literal(kind)
         return f"alter table things add {quoted(self._named(kind))} {kind} default {default}"
+
+    def rename(self) -> str:
+        """A statement that renames a column, often to a name that is the same to engines."""
+        name = self._rng.choice(list(self.columns))
+        kind = self.columns.pop(name)
+        other = name.swapcase()
+        if other in (name, *self.columns) or self._rng.random() < 0.3:
+            other = self._named(kind)
+        self.columns[other] = kind
+        return f"alter table things rename {quoted(name)} to {quoted(other)}"
 
 
 def quoted(name: str) -> str:

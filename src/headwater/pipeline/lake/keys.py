@@ -86,15 +86,16 @@ def _printed(column: Column, value: Any) -> str:
             padded = _padded(column, value)
             return json.dumps(padded, ensure_ascii=False)
         case float():
-            return _float(value, digits=6 if column.type == "real" else 15)
+            return float_json(value, digits=6 if column.type == "real" else 15)
     return msgspec.json.encode(value).decode()
 
 
-def _float(value: float, digits: int) -> str:
-    """With the fewest digits that mean this number: `digits` is 15 for a double, 6 for a real.
+def float_json(value: float, digits: int) -> str:
+    """With the fewest digits that mean this number: `digits` is 15 for a double, 6 for a real. As
+    PostgreSQL prints it in JSON.
 
-    >>> _float(1.0, 15), _float(1e15, 15), _float(0.00001, 15), _float(single(0.1), 6)
-    ('1', '1e+15', '1e-05', '0.1')
+    >>> [float_json(value, 15) for value in (1.0, 1e15, 0.00001)], float_json(single(0.1), 6)
+    (['1', '1e+15', '1e-05'], '0.1')
     """
     if value - value != 0:
         name = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"

@@ -163,10 +163,10 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def differing(columns: Sequence[TypedColumn], stored: pa.Schema) -> dict[str, pa.DataType]:
-    """The stored columns whose type is another one now, by name, with the new type."""
-    present = {field.name: field.type for field in stored}
+    """The stored columns whose type is another one now, by their names there, with that type."""
+    known = stored_columns(stored)
     return {
-        column.name: column.type
+        known[column.source].name: column.type
         for column in columns
-        if column.name in present and present[column.name] != column.type
+        if column.source in known and known[column.source].type != column.type
     }

@@ -198,7 +198,9 @@ class TypedTable:
                 " well (%s): name it in include, mask, hash or exclude of [lake.table.%s]",
                 name, table.label, treatment, table.label,
             )  # fmt: skip
-        columns = self._columns(table, fresh=step.end is None)
+        # The history is filled first: its names and types are those of `current` as well.
+        fresh = step.end is None and any(each.which == HISTORY for each in targets)
+        columns = self._columns(table, fresh=fresh)
         position = str(base.position)
         typing = Typing(table, tuple(columns), self._options, position)
         rows = persist(steps.snapshot_rows(self._lake, base, typing))

@@ -7,7 +7,6 @@ the value itself.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
@@ -17,8 +16,8 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model import Column
-from headwater.pipeline.lake.keys import moment_text
-from headwater.pipeline.lake.schemas import split, text_of, value_reader
+from headwater.pipeline.lake.keys import float_json, moment_text
+from headwater.pipeline.lake.schemas import NUMERIC, arrow_type, split, text_of, value_reader
 from headwater.pipeline.tables.columns import TypedColumn
 from headwater.pipeline.tables.options import MASKED, TableOptions
 
@@ -79,36 +78,43 @@ class RowReader:
 # ------------------------------------------------------------------------ other types
 
 
-def converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Stored values in the type that their column got: a wider one, or text."""
+def converted(values: pa.Array, kind: pa.DataType, scale: int = 0) -> pa.Array:
+    """Stored values in the type that their column got: a wider one, or text. A numeric is printed
+    with `scale` digits after the point, or more where it has them."""
     if values.type == kind:
         return values
     if kind != pa.string():
         return values.cast(kind)
+    digits = 6 if _element(values.type) == pa.float32() else 15
     items = values.to_pylist()
-    if pa.types.is_float32(values.type):
-        items = [each if each is None else _Real(each) for each in items]
-    return pa.array([None if each is None else _printed(each) for each in items], kind)
+    texts = [None if each is None else _printed(each, scale, digits) for each in items]
+    return pa.array(texts, kind)
 
 
-class _Real(float):
-    """A number of four bytes, which is printed with fewer digits."""
-
-    def __repr__(self) -> str:
-        for digits in range(6, 10):
-            text = f"{float(self):.{digits}g}"
-            if struct.unpack("f", struct.pack("f", float(text))) == (float(self),):
-                return text
-        return float.__repr__(self)
+def scale_of(column: TypedColumn, stored: pa.DataType) -> int:
+    """How many digits after the point PostgreSQL prints of each value: those of the column, else
+    those that were stored. A numeric without scale is stored with more than it had."""
+    present = stored if column.column is None else arrow_type(column.column)
+    kinds = [_element(each) for each in (present, stored)]
+    scales = (each.scale for each in kinds if pa.types.is_decimal(each) and each != NUMERIC)
+    return next(scales, 0)
 
 
-def _printed(value: Any) -> str:
-    """As PostgreSQL prints it. A numeric without scale loses the zeros at its end."""
+def _element(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_list(kind) else kind
+
+
+def _printed(value: Any, scale: int, digits: int) -> str:
+    """As PostgreSQL prints it. `digits` are those of `float_json`."""
     match value:
         case bool():
             return "true" if value else "false"
+        case float():
+            return text_of(float_json(value, digits))
         case Decimal():
-            return f"{value:f}".rstrip("0").rstrip(".") if "." in f"{value:f}" else f"{value:f}"
+            whole, _, part = f"{value:f}".partition(".")
+            part = part.rstrip("0").ljust(scale, "0")
+            return f"{whole}.{part}" if part else whole
         case datetime():
             return moment_text(value)
         case date():
@@ -116,18 +122,16 @@ def _printed(value: Any) -> str:
         case bytes():
             return f"\\x{value.hex()}"
         case list():
-            return f"[{','.join(_json(each) for each in value)}]"
-        case float() if value != value or value in (float("inf"), float("-inf")):
-            return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
-    return repr(value) if isinstance(value, float) else str(value)
+            return f"[{','.join(_json(each, scale, digits) for each in value)}]"
+    return str(value)
 
 
-def _json(value: Any) -> str:
+def _json(value: Any, scale: int, digits: int) -> str:
     match value:
         case None:
             return "null"
+        case float():
+            return float_json(value, digits)
         case bool() | int() | Decimal():
-            return _printed(value)
-        case float() if value - value == 0:
-            return _printed(value)
-    return msgspec.json.encode(_printed(value)).decode()
+            return _printed(value, scale, digits)
+    return msgspec.json.encode(_printed(value, scale, digits)).decode()

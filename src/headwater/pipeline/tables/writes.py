@@ -24,18 +24,19 @@ from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.files import FileLocation
 from headwater.pipeline.lake import delta
 from headwater.pipeline.permissions import make_folders
-from headwater.pipeline.tables.columns import TypedColumn, differing, schema_of
+from headwater.pipeline.tables.columns import TypedColumn, differing, schema_of, stored_columns
 from headwater.pipeline.tables.layout import (
     CURRENT,
     END_COLUMNS,
     HISTORY,
     KEY,
     OPEN,
+    OWN,
     PARTITIONS,
     Progress,
 )
 from headwater.pipeline.tables.steps import KIND
-from headwater.pipeline.tables.values import converted
+from headwater.pipeline.tables.values import converted, scale_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -215,8 +216,8 @@ class TypedDelta:
     def rows(
         self, spark: SparkSession, columns: Sequence[TypedColumn], *, whole: bool
     ) -> DataFrame:
-        """The stored rows with the columns of `columns` and their types: all, or of `history` the
-        open versions."""
+        """The stored rows with the columns of `columns`, their names and types: all, or of
+        `history` the open versions."""
         from pyspark.sql import functions as f
         from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -226,24 +227,33 @@ class TypedDelta:
         where = [] if whole or self.which == CURRENT else [(OPEN, "=", "true")]
         plain = from_arrow_schema(stored.remove_metadata())
         found = delta.read(spark, self.path, plain, where, table=self.table)
+        known = stored_columns(stored)
+        present = {known[c.source].name: c for c in columns if c.source in known}
         types = differing(columns, stored)
         if types:
             target = pa.schema([(n, types.get(n, stored.field(n).type)) for n in stored.names])
+            scales = {n: scale_of(c, stored.field(n).type) for n, c in present.items()}
 
             def convert(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 for batch in batches:
-                    pairs = zip(batch.columns, target.types, strict=True)
-                    arrays = [converted(values, kind) for values, kind in pairs]
+                    arrays = [
+                        converted(values, field.type, scales.get(field.name, 0))
+                        for values, field in zip(batch.columns, target, strict=True)
+                    ]
                     yield pa.RecordBatch.from_arrays(arrays, schema=target)
 
             found = found.mapInArrow(convert, from_arrow_schema(target))
-        simple = from_arrow_schema(wanted.remove_metadata())
+        # `current` may have other names than the history until it is written again.
+        names = {column.name: name for name, column in present.items()}
+        names |= {field.name: field.name for field in OWN[self.which]}
         return found.select(
             *(
-                f.col(f"`{each.name}`")
-                if each.name in stored.names
-                else f.lit(None).cast(each.dataType).alias(each.name)
-                for each in simple
+                (
+                    f.col(f"`{names[each.name]}`")
+                    if each.name in names
+                    else f.lit(None).cast(each.dataType)
+                ).alias(each.name)
+                for each in from_arrow_schema(wanted.remove_metadata())
             )
         )
 

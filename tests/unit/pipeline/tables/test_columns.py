@@ -12,9 +12,16 @@ import pytest
 
 from headwater.errors import ConfigError
 from headwater.model import Column, Table
-from headwater.pipeline.tables.columns import columns_of, common_type, schema_of, stored_columns
+from headwater.pipeline.lake.schemas import NUMERIC
+from headwater.pipeline.tables.columns import (
+    TypedColumn,
+    columns_of,
+    common_type,
+    schema_of,
+    stored_columns,
+)
 from headwater.pipeline.tables.options import TableOptions
-from headwater.pipeline.tables.values import RowReader, converted
+from headwater.pipeline.tables.values import RowReader, converted, scale_of
 
 
 def table(*columns: tuple[str, str], key: str = "id") -> Table:
@@ -59,7 +66,10 @@ def test_a_type_that_holds_both(one: Any, other: Any, expected: Any) -> None:
     ("values", "kind", "texts"),
     [
         ([1, None, -5], pa.int32(), ["1", None, "-5"]),
-        ([Decimal("1.50"), Decimal("3.00")], pa.decimal128(12, 2), ["1.5", "3"]),
+        ([Decimal("1.50"), Decimal("3.00")], pa.decimal128(12, 2), ["1.50", "3.00"]),
+        ([Decimal("2.5"), Decimal(3)], NUMERIC, ["2.5", "3"]),
+        ([[Decimal("1.50"), None]], pa.list_(pa.decimal128(5, 2)), ["[1.50,null]"]),
+        ([[Decimal("2.5")], []], pa.list_(NUMERIC), ["[2.5]", "[]"]),
         ([True, False], pa.bool_(), ["true", "false"]),
         ([date(1, 1, 1)], pa.date32(), ["0001-01-01"]),
         ([datetime(2026, 1, 1, 2, 0, 0, 120_000)], pa.timestamp("us"), ["2026-01-01T02:00:00.12"]),
@@ -70,12 +80,37 @@ def test_a_type_that_holds_both(one: Any, other: Any, expected: Any) -> None:
         ),
         ([b"\x00\xff"], pa.binary(), ["\\x00ff"]),
         ([1.5, float("nan"), float("-inf")], pa.float64(), ["1.5", "NaN", "-Infinity"]),
-        ([0.1, 3.4e38, 1.5, None], pa.float32(), ["0.1", "3.4e+38", "1.5", None]),
+        ([1.0, -0.0, 1e15, 1e-5], pa.float64(), ["1", "-0", "1e+15", "1e-05"]),
+        ([0.1, 3.4e38, 1e6, None], pa.float32(), ["0.1", "3.4e+38", "1e+06", None]),
+        ([[0.1, 1.0, float("nan")]], pa.list_(pa.float32()), ['[0.1,1,"NaN"]']),
         ([["a", None, '"'], []], pa.list_(pa.string()), ['["a",null,"\\""]', "[]"]),
     ],
 )
 def test_values_that_become_text(values: list[Any], kind: Any, texts: list[str | None]) -> None:
-    assert converted(pa.array(values, kind), pa.string()).to_pylist() == texts
+    """As PostgreSQL prints them."""
+    gone = TypedColumn("amount", pa.string(), "amount", None)
+    found = converted(pa.array(values, kind), pa.string(), scale_of(gone, kind))
+    assert found.to_pylist() == texts
+
+
+@pytest.mark.parametrize(
+    ("declared", "stored", "texts"),
+    [
+        ("numeric(12,2)", NUMERIC, ["2.50", "3.00", "0.125"]),
+        ("numeric(12,2)", pa.decimal128(14, 4), ["2.50", "3.00", "0.125"]),
+        ("numeric", NUMERIC, ["2.5", "3", "0.125"]),
+        ("numeric", pa.decimal128(12, 3), ["2.500", "3.000", "0.125"]),
+        ("text", pa.decimal128(12, 3), ["2.500", "3.000", "0.125"]),
+        ("numeric(50,4)", pa.decimal128(12, 3), ["2.500", "3.000", "0.125"]),
+    ],
+)
+def test_a_numeric_is_printed_with_the_scale_of_its_column(
+    declared: str, stored: Any, texts: list[str]
+) -> None:
+    column = TypedColumn("a", pa.string(), "a", Column("a", declared.partition("(")[0], declared))
+    values = pa.array([Decimal("2.5"), Decimal(3), Decimal("0.125")], stored)
+    found = converted(values, pa.string(), scale_of(column, stored))
+    assert found.to_pylist() == texts
 
 
 def test_a_value_beyond_its_type_is_named() -> None:
