@@ -550,6 +550,7 @@ class QuietTables:
                     " alter table seen enable trigger user",
                     f"alter table seen alter n type int using n + {number}",
                     f"alter table seen add c{number} int default {number}",
+                    f"alter table seen add d{number} int",
                 ]
             )
         )
@@ -632,7 +633,7 @@ def test_what_no_event_says(
         story = QuietTables(url, lake, database, seed, monkeypatch)
         story.look()
         story.merge()
-        for _ in range(size("quiet_turns", 4, large=10)):
+        for _ in range(size("quiet_turns", 3, large=10)):
             for _ in range(story.rng.randint(1, 2)):
                 story.turn()
                 if story.rng.random() < 0.5:
