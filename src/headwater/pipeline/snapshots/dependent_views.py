@@ -12,7 +12,7 @@ from headwater.database import connect_blocking, translated
 
 def rebuild(url: str, relation: int) -> None:
     """Request a build of every view that reads the table. A build that has begun before does not
-    count (`ViewStore.swap`). What a view reads that was never built is not known."""
+    count (`ViewStore.swap`): also that of a new view, whose tables are not known before its end."""
     with translated(url), connect_blocking(url, purpose="pipeline") as database:
         database.execute(_REBUILD, {"relation": relation})
 
