@@ -10,16 +10,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headwater import limits
+from headwater import limits, views
 from headwater.errors import ResyncRequired
 from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.snapshot_job import SnapshotJob, since
 from headwater.pipeline.lake import gaps, snapshots
+from headwater.pipeline.views import maintenance
+from headwater.pipeline.views.definitions import define
 from tests.support.generators.sizes import first_seed, size
 from tests.support.lake.truth import Copy, Database, copy, fill, lake_at, opened, rows_of
+from tests.support.lake.views import equals, views_running
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from headwater.pipeline.reading.lake import Lake
 
@@ -172,38 +175,61 @@ def contents_since(lake: Lake, last: list[Any]) -> list[Any]:
     return [pa.Table.from_pylist([{n: getattr(c, n) for n in c.__struct_fields__} for c in found])]
 
 
+def by_value(t: DataFrame) -> DataFrame:
+    return t.groupBy("n").agg(views.count().alias("rows"))
+
+
+BY_VALUE = "select n, count(*) as rows from t group by n"
+
+
 def test_a_change_that_contradicts_the_snapshot(
-    spark: SparkSession, url: str, tmp_path: Path
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that were written where no trigger fires: noticed when such a row changes next. The time
-    in which its state is not known is refused, and later states are exact."""
+    in which its state is not known is refused, and later states are exact. A view of the table is
+    built again, also where that is requested while it is being built."""
     lake = lake_at(tmp_path, spark)
+    running = views_running(spark, url, lake, define(by_value, key="n"))
     with opened(url) as database:
         database.execute("create table t (id int primary key, n int)")
         database.execute("insert into t select i, i from generate_series(1, 5) i")
         database.execute("select headwater.enable_reactivity('t')")
         for name in ("insert", "update", "delete", "truncate"):
             database.execute(f"alter table t enable trigger headwater_{name}".encode())
+        database.execute("update t set n = n + 1")  # the first one logs a reset, too
         fill(lake, url)
         job = JobThread("snapshots", SnapshotJob(lake, url, events_max=1).step)
         job.work()
         first = copy(database, "t")
-        database.execute("set session_replication_role = replica")
-        database.execute("update t set n = 100 where id = 3")
-        database.execute("reset session_replication_role")
-        silent = copy(database, "t")
-        database.execute("update t set n = n + 1")
-        fill(lake, url)
-        for contents in contents_since(lake, snapshots.load(lake.places)):
-            job.note(contents)
-        job.work()
+        silent: list[Copy] = []
+
+        def contradict() -> None:
+            database.execute("set session_replication_role = replica")
+            database.execute("update t set n = n + 100 where id = 3")
+            database.execute("reset session_replication_role")
+            silent.append(copy(database, "t"))
+            database.execute("update t set n = n + 1")
+            fill(lake, url)
+            for contents in contents_since(lake, snapshots.load(lake.places)):
+                job.note(contents)
+            job.work()
+
+        def building(place: str) -> None:
+            if place == "building" and not silent:
+                contradict()
+
+        monkeypatch.setattr(maintenance, "failpoint", building)
+        with running:
+            assert equals(url, "by_value", BY_VALUE)
+            contradict()
+            assert equals(url, "by_value", BY_VALUE)
         last = copy(database, "t")
         fill(lake, url)
     begun = snapshots.load(lake.places)[0]
-    (gap,) = gaps.load(lake.gaps_path, begun.relation)
+    gap, _ = gaps.load(lake.gaps_path, begun.relation)
     assert gap.reason == "rows changed without changes in the log"
     assert gap.is_before(begun.position)
     with pytest.raises(ResyncRequired, match="changed without changes in the log"):
-        lake.as_of("t", silent.position)
+        lake.as_of("t", silent[0].position)
     assert rows_of(lake.as_of("t", begun.position)) == first.rows
     assert rows_of(lake.as_of("t", last.position)) == last.rows

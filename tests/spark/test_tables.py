@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import psycopg
@@ -28,9 +28,12 @@ from headwater.errors import ConfigError
 from headwater.model import Column, Table
 from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.resnapshot import resnapshot
-from headwater.pipeline.lake import shapes
+from headwater.pipeline.jobs.snapshot_job import SnapshotJob
+from headwater.pipeline.lake import audit, delta, gaps, shapes, snapshots
+from headwater.pipeline.lake.events import STORED_EVENTS
 from headwater.pipeline.lake.gaps import LakeGap
 from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.reconcile.tables import reconcile
 from headwater.pipeline.tables import job, requests, writes
 from headwater.pipeline.tables.catalog import Catalog
 from headwater.pipeline.tables.choice import Choice
@@ -528,3 +531,159 @@ def test_a_killed_pipeline_brings_both_tables_to_one_position(url: str, tmp_path
         rows = typed.read(f"{root}/{which}", "duckdb")
         typed.expect([row for row in rows if row.get("!_is_current", True)], known.rows, which)
     assert len(rows) == 12
+
+
+# ------------------------------------------------------------------------ what no event says
+
+
+class QuietTables:
+    """Tables that hardly change, but for what the log lacks. `seen` is altered so that the catalog
+    shows it; of `silent` only a comparison, or a change that contradicts the lake, does."""
+
+    NAMES = ("seen", "silent")
+
+    def __init__(
+        self, url: str, lake: Lake, database: Database, seed: int, patch: pytest.MonkeyPatch
+    ) -> None:
+        self.rng, self.steps = random.Random(seed), [f"SEED={seed}"]
+        self.url, self.lake, self.database = url, lake, database
+        self.known: dict[str, list[typed.Truth]] = {name: [] for name in self.NAMES}
+        self.snapshots = JobThread("snapshots", SnapshotJob(lake, url, events_max=1).step)
+        self.start()
+        patch.setattr(limits, "SNAPSHOT_WATCH_SECONDS", 0.0)
+        patch.setattr(job, "_RENEWED_AFTER", timedelta(0))
+        patch.setattr(gaps, "add", partial(self.add_gap, gaps.add))
+        patch.setattr(snapshots, "add_to_list", partial(self.add_gap, snapshots.add_to_list))
+        for name in self.NAMES:
+            self.run(
+                f"create table {name} (id int primary key, n int, note text)",
+                f"insert into {name} select i, i, 'a' from generate_series(1, 4) i",
+                f"select headwater.enable_reactivity('{name}')",
+            )
+        for when in ("insert", "update", "delete", "truncate"):
+            self.run(f"alter table silent enable trigger headwater_{when}")
+
+    def run(self, *statements: str) -> None:
+        for statement in statements:
+            self.steps.append(statement)
+            self.database.execute(statement.encode())
+
+    def start(self) -> None:
+        self.tables = JobThread("tables", TablesJob(self.lake, Choice(), once=True).step)
+
+    def turn(self) -> None:
+        match self.rng.randint(0, 5):
+            case 0:
+                name = self.rng.choice(self.NAMES)
+                self.run(f"update {name} set n = n + 1")
+            case 1:
+                self.run(
+                    "set session_replication_role = replica",
+                    "update silent set n = n * 2 + 1",
+                    "reset session_replication_role",
+                )
+            case _:
+                self.alter(self.rng.randrange(10_000))
+        self.record()
+
+    def alter(self, number: int) -> None:
+        hidden = f"update seen set n = n + {number}"
+        self.run(
+            self.rng.choice(
+                [
+                    f"alter table seen disable trigger user; {hidden};"
+                    " alter table seen enable trigger user",
+                    f"alter table seen alter n type int using n + {number}",
+                    f"alter table seen add c{number} int default {number}",
+                    f"alter table seen add d{number} int",
+                ]
+            )
+        )
+
+    def record(self) -> None:
+        for name in self.NAMES:
+            self.known[name].append(typed.truth(self.database, name))
+
+    # ---------------------------------------------------------------- the pipeline
+
+    def look(self, *, repair: bool = False) -> None:
+        """What runs beside the tables: the stream, the watch of the catalog, a comparison."""
+        self.steps.append(f"-- look{', and repair' if repair else ''}")
+        self.fill()
+        self.snapshots.work()
+        assert self.snapshots.failure is None
+        if repair:
+            assert {each.error for each in reconcile(self.lake, self.url, repairing=True)} == {None}
+            self.fill()
+
+    def fill(self) -> None:
+        events = delta.create(self.lake.events_path, STORED_EVENTS, ["day"])
+        before = events.file_uris()
+        fill(self.lake, self.url)
+        new = [each for each in DeltaTable(self.lake.events_path).file_uris() if each not in before]
+        for file in new:
+            contents = audit.contents_of(audit.counted(pq.read_table(file, partitioning=None)))
+            self.snapshots.note(contents)
+            self.tables.note(contents)
+
+    def merge(self, *, restart: bool = False) -> None:
+        self.steps.append(f"-- merge{', restarted' if restart else ''}")
+        if restart:
+            self.start()
+        self.tables.work()
+        assert self.tables.failure is None
+
+    def add_gap(self, add: Callable[..., None], *given: Any) -> None:
+        """The tables come to the present while a gap or a snapshot is written."""
+        if self.rng.random() < 0.4:
+            self.fill()
+            self.merge(restart=True)
+        self.steps.append(f"-- {add.__module__}")
+        add(*given)
+        if self.rng.random() < 0.2:
+            self.merge()
+
+    def expect_current(self) -> None:
+        self.look(repair=True)
+        self.merge()
+        self.record()
+        for name in self.NAMES:
+            rows = typed.read(f"{self.lake.root}/tables/public/{name}/current", "polars")
+            typed.expect(rows, self.known[name][-1].rows, ";\n".join(self.steps))
+
+    def expect_history(self) -> int:
+        """Returns how many recorded states the histories know."""
+        text, answered = ";\n".join(self.steps), 0
+        for name in self.NAMES:
+            history = typed.read(f"{self.lake.root}/tables/public/{name}/history", "duckdb")
+            for each in self.known[name]:
+                for found in (
+                    typed.state_at(history, each.position),
+                    typed.state_at_time(history, each.at),
+                ):
+                    if found is not None:
+                        answered += 1
+                        typed.expect(found, each.rows, f"{text}\n{name} at {each}")
+        return answered
+
+
+@pytest.mark.parametrize("number", range(size("quiet_tables", 1, large=40)))
+def test_what_no_event_says(
+    number: int, url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gap, or another shape, is in the typed tables a round later, however late it is found."""
+    lake = lake_at(tmp_path, spark)
+    with opened(url) as database:
+        seed = first_seed(20261123) + number
+        story = QuietTables(url, lake, database, seed, monkeypatch)
+        story.look()
+        story.merge()
+        for _ in range(size("quiet_turns", 3, large=10)):
+            for _ in range(story.rng.randint(1, 2)):
+                story.turn()
+                if story.rng.random() < 0.5:
+                    story.look()
+                if story.rng.random() < 0.5:
+                    story.merge(restart=story.rng.random() < 0.3)
+            story.expect_current()
+        assert story.expect_history()

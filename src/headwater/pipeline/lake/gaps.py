@@ -8,6 +8,7 @@ gap is unknown.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,12 +74,21 @@ class LakeGap(msgspec.Struct, frozen=True):
 
 def load(path: str, relation: int | None = None) -> list[LakeGap]:
     """The gaps of all tables, and those of one table, the oldest first."""
+    return _in_order(row for row in _rows(path) if row["relation"] in (None, relation))
+
+
+def every(path: str) -> list[LakeGap]:
+    """The gaps of all tables, and those of each table, the oldest first."""
+    return _in_order(_rows(path))
+
+
+def _rows(path: str) -> list[dict[str, Any]]:
     table = delta.open_table(path)
-    if table is None:
-        return []
-    rows = delta.rows_of_table(table, GAPS)
-    found = [_gap(row) for row in rows if row["relation"] in (None, relation)]
-    return sorted(found, key=lambda gap: gap.until_at)
+    return [] if table is None else delta.rows_of_table(table, GAPS)
+
+
+def _in_order(rows: Iterable[dict[str, Any]]) -> list[LakeGap]:
+    return sorted(map(_gap, rows), key=lambda gap: gap.until_at)
 
 
 def _gap(row: dict[str, Any]) -> LakeGap:

@@ -90,6 +90,19 @@ def load(places: Places, relation: int | None = None) -> list[TableSnapshot]:
     return sorted(found, key=lambda snapshot: (snapshot.taken_at, snapshot.snapshot))
 
 
+def last_shapes(places: Places) -> dict[int, int]:
+    """The shape of the last snapshot of each table."""
+    table = delta.open_table(places.list)
+    if table is None:
+        return {}
+    found = delta.select(
+        "select relation, last_value(shape order by taken_at, snapshot) as shape from stored"
+        " group by relation",
+        stored=table,
+    )
+    return {row["relation"]: row["shape"] for row in found}
+
+
 def _snapshot(row: dict[str, Any]) -> TableSnapshot:
     position = Position.parse(row["position"])
     explained = msgspec.json.decode(row["explained"] or "[]", type=tuple[int, ...])

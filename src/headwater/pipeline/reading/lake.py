@@ -54,7 +54,7 @@ from headwater.pipeline.reading.event_query import AnswerRow, EventQuery
 from headwater.pipeline.reading.resolver import END, LakePaths, Resolver, days, label, with_text
 from headwater.pipeline.reading.state import StatePlan
 from headwater.pipeline.reading.tail import Tail
-from headwater.pipeline.snapshots import continuity
+from headwater.pipeline.snapshots import continuity, dependent_views
 from headwater.pipeline.snapshots.continuity import Unaltered
 from headwater.pipeline.snapshots.table_reads import FailedTable, Outcome, TableReads
 from headwater.pipeline.stream.offsets import Offset
@@ -245,6 +245,7 @@ class Lake:
                 snapshot,
                 unaltered,
                 contradicted,
+                partial(dependent_views.rebuild, url),
             )
 
         reads = TableReads(self.places, self.spark, url, catch_up, examine)
@@ -429,6 +430,23 @@ class Lake:
     def rows_of(self, snapshot: TableSnapshot) -> DataFrame:
         """The rows of a snapshot: `key`, `image` and `shape`."""
         return self._rows(snapshot)
+
+    def rows_from(self, snapshot: TableSnapshot, position: Position) -> DataFrame:
+        """The same at a later position that the lake has reached, under the same shape: the rows of
+        this snapshot, with the changes since. ResyncRequired where these do not say it."""
+        pinned = self._pinned()
+        found = pinned._resolver.plan_from(snapshot, position)
+        obstacle = found.obstacle or ("it was altered" if len(found.passed) > 1 else "")
+        if obstacle:
+            name = self.label_of(snapshot.relation)
+            raise ResyncRequired(
+                f"the rows of {name} at {position} do not follow from its snapshot: {obstacle}",
+                hint=f"Make another one: headwater pipeline snapshot {name}",
+            )
+        rows = _PinnedReads(pinned).folded(found, position)
+        # Again, after the files were chosen: events may have been removed meanwhile.
+        pinned._resolver.check_retention(snapshot.position)
+        return rows
 
     # -------------------------------------------------------------------- changes
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from headwater.database import connect_blocking, translated
 from headwater.model import Position
 from headwater.pipeline.lake import gaps, snapshots
 from headwater.pipeline.lake.gaps import LakeGap
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.reconcile import drift
+from headwater.pipeline.snapshots import dependent_views
 from headwater.pipeline.snapshots.unfinished import UnfinishedSnapshots
 
 REASON = "reconcile found rows that differ from the table"
@@ -35,6 +35,8 @@ def read_again(lake: Lake, url: str, relation: int, position: Position) -> Table
     """Make a snapshot of a table from the database, and forget later ones that are not."""
     # Parts of it that an interrupted snapshot has read lack what was changed since without the log.
     UnfinishedSnapshots(lake.places.unfinished).forget([relation])
+    # First: after a crash in between the table is known not to be right, later it is not.
+    dependent_views.rebuild(url, relation)
     taken = lake.snapshot(url, relation)
     later = [
         each
@@ -43,8 +45,6 @@ def read_again(lake: Lake, url: str, relation: int, position: Position) -> Table
     ]
     if later:
         snapshots.remove(lake.places, later)
-    with translated(url), connect_blocking(url, purpose="pipeline") as database:
-        database.execute(_REBUILD, {"relation": relation})
     return taken
 
 
@@ -56,10 +56,3 @@ def _last_right(lake: Lake, relation: int, before: Position) -> tuple[Position, 
     known = [(each.position, each.taken_at) for each in read[-1:] or taken[:1]]
     equal = drift.last_equal(lake.drift_path, relation, before.log)
     return max([*known, *((equal,) if equal else ())], key=lambda each: each[0].xmax, default=None)
-
-
-_REBUILD = """
-    update headwater.views v set state = 'due'
-    where v.state = 'live' and exists (
-      select from jsonb_each(v.tables::jsonb) t where t.value ->> 'oid' = %(relation)s::text)
-"""

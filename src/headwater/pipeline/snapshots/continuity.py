@@ -77,10 +77,12 @@ def examined(
     snapshot: TableSnapshot,
     unaltered: Mapping[int, Unaltered],
     contradicted: Collection[int],
+    rebuild_views: Callable[[int], None],
 ) -> TableSnapshot:
-    """The snapshot with the resets that it explains. A gap is recorded if the rows differ. `listed`
-    are the snapshots of the table in the lake, the oldest first; without an earlier one the lake is
-    not opened. `contradicted` are tables of which a change contradicts the snapshot before."""
+    """The snapshot with the resets that it explains. A gap is recorded if the rows differ, and the
+    views of the table are built again. `listed` are the snapshots of the table in the lake, the
+    oldest first; without an earlier one the lake is not opened. `contradicted` are tables of which
+    a change contradicts the snapshot before."""
     earlier = [
         each
         for each in listed
@@ -118,6 +120,8 @@ def examined(
     for each in (*own, *first):
         until_at = min(gap.until_at, each["committed_at"].astimezone(UTC))
         gap = msgspec.structs.replace(gap, until_at=max(gap.since_at, until_at))
+    # First: after a crash between the two the rows are compared again, later they are not.
+    rebuild_views(snapshot.relation)
     gaps.add(lake.gaps_path, gap)
     return _explaining(snapshot, [each["seq"] for each in first if each["op"] == "reset"])
 

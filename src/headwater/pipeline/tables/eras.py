@@ -5,6 +5,9 @@ snapshot, and continues with events. It ends where rows may have changed without
 at a reset, at a schema change, at a gap. All its versions end there. The next era begins with the
 first snapshot after it. What lies between the two is unknown, and the history says so with a row
 whose `_op` is unknown.
+
+A gap and a new shape may be found late, when the table is past them already. So whether they have
+ended an era depends on where it began, not on how far the table is.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ class Window(msgspec.Struct, frozen=True):
     end: End | None = None
     after: Position | None = None
     """The next era begins after this position."""
+    ends_later: bool = False
+    """Whether the era ends at a position that the lake has not reached yet."""
 
 
 class Merge(msgspec.Struct, frozen=True):
@@ -84,6 +89,9 @@ class Rebase(msgspec.Struct, frozen=True):
     base: TableSnapshot
     end: End | None
     window: Window | None
+    position: Position | None = None
+    """Where the era begins, if later than the snapshot: with the changes up to this position, which
+    the table has already."""
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -105,25 +113,42 @@ def window(
     """The changes that the table lacks; None if it lacks none."""
     here = known.position
     for gap in gaps:
-        if _is_ahead(gap, known):
-            until = gap.since if gap.since.log == here.log and gap.since.covers(here) else here
+        if _is_missing(gap, known):
+            since = gap.since if gap.since.log == here.log else here
+            until = since if since.covers(here) else here
+            if until.log == reached.log and not reached.covers(until):
+                return Window(reached, ends_later=True)
             at = max(gap.since_at, datetime.min.replace(tzinfo=gap.since_at.tzinfo))
-            return Window(until, End("gap", None, until.xmax, at), gap.until)
+            return Window(until, End("gap", None, since.xmax, at), gap.until)
     if reached.log != here.log:
         return Window(here, End("restored", None, here.xmax, known.at))
     if not _is_stored(floor, here):
         return Window(here, End("trimmed", None, here.xmax, known.at))
-    altered = _altered(known, reached, taken)
+    altered = _altered(known, taken)
     if altered is not None:
         position = altered.position
+        if not reached.covers(position):
+            return Window(reached, ends_later=True)
         return Window(position, End("altered", None, position.xmax, altered.taken_at), position)
     return None if here.covers(reached) else Window(reached)
 
 
-def _is_ahead(gap: LakeGap, known: Progress) -> bool:
-    """Whether the table does not have the changes after the gap yet."""
+def is_over(
+    known: Progress,
+    reached: Position,
+    gaps: Iterable[LakeGap],
+    floor: RetentionFloor | None,
+    taken: Sequence[TableSnapshot],
+) -> bool:
+    """Whether the era of the table ends for a reason that is not among its changes."""
+    found = window(known, reached, gaps, floor, taken)
+    return found is not None and (found.end is not None or found.ends_later)
+
+
+def _is_missing(gap: LakeGap, known: Progress) -> bool:
+    """Whether the present era began before the end of the gap, so that its rows may be wrong."""
     if gap.until.log == known.position.log:
-        return not known.position.covers(gap.until)
+        return not known.begun.covers(gap.until)
     return gap.until_at > known.at
 
 
@@ -136,13 +161,11 @@ def _is_stored(floor: RetentionFloor | None, position: Position) -> bool:
     return True
 
 
-def _altered(
-    known: Progress, reached: Position, taken: Sequence[TableSnapshot]
-) -> TableSnapshot | None:
+def _altered(known: Progress, taken: Sequence[TableSnapshot]) -> TableSnapshot | None:
     """A later snapshot of another shape: it may be known before the first change under it."""
     for each in taken:
-        later = each.position.log == reached.log and not known.position.covers(each.position)
-        if later and each.shape != known.shape and reached.covers(each.position):
+        later = each.position.log == known.begun.log and not known.begun.covers(each.position)
+        if later and each.shape != known.shape:
             return each
     return None
 
@@ -159,10 +182,19 @@ def step(
     end = end or found.end
     if end is None:
         at = max(known.at, changes.last_at or known.at)
-        return Merge(found.until, at, changes)
-    for base in taken:
-        if _follows(base, known, end, shape, found) and _is_stored(floor, base.position):
+        merge = Merge(found.until, at, changes)
+        if merge.is_empty and found.ends_later:
+            return Wait("the lake has not reached the end of the era")
+        return merge
+    usable = [each for each in taken if _is_stored(floor, each.position)]
+    for base in usable:
+        if _follows(base, known, end, shape, found, taken):
             return Rebase(base, end, found)
+    if end.seq is None and found.after is not None:
+        for base in reversed(usable):
+            is_before = known.position.covers(base.position)
+            if is_before and _is_after(found.after, base, taken):
+                return Rebase(base, end, found, known.position)
     return Wait(f"a snapshot is needed after the end of the era ({end.op})")
 
 
@@ -176,7 +208,12 @@ def _first_obstacle(known: Progress, changes: Changes) -> tuple[End | None, int 
 
 
 def _follows(
-    base: TableSnapshot, known: Progress, end: End, shape: int | None, found: Window
+    base: TableSnapshot,
+    known: Progress,
+    end: End,
+    shape: int | None,
+    found: Window,
+    taken: Sequence[TableSnapshot],
 ) -> bool:
     """Whether an era can begin with this snapshot after the end of the present one."""
     position = base.position
@@ -185,9 +222,17 @@ def _follows(
     if known.position.covers(position):
         return False
     if end.seq is None:  # not a change, but a gap or another snapshot
-        return found.after is None or position.covers(found.after)
+        return found.after is None or _is_after(found.after, base, taken)
     assert end.xid is not None
     return position.contains(end.xid) or base.shape == shape
+
+
+def _is_after(position: Position, base: TableSnapshot, taken: Sequence[TableSnapshot]) -> bool:
+    """Whether a snapshot was read from the table after the position, or computed from one that was.
+    One that was computed from an earlier one lacks what is not in the log."""
+    read = [each for each in taken[: taken.index(base) + 1] if each.origin != "events"]
+    first = read[-1] if read else taken[0]
+    return base.position.covers(position) and first.position.covers(position)
 
 
 def first(taken: Sequence[TableSnapshot], floor: RetentionFloor | None, *, last: bool) -> Step:

@@ -80,6 +80,11 @@ class Progress(msgspec.Struct, frozen=True):
     fill: str = ""
     """The request by which it was last filled."""
 
+    @property
+    def begun(self) -> Position:
+        """`snapshot` as a position."""
+        return Position.parse(self.snapshot)
+
     def text(self) -> str:
         return msgspec.json.encode(
             msgspec.structs.asdict(self) | {"position": str(self.position)}

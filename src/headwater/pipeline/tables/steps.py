@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from headwater.model import Position, Table
 from headwater.pipeline.lake.moments import contained_sql, of_log_sql
-from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading import state
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.tables.columns import TypedColumn, schema_of
@@ -214,13 +213,13 @@ def _rows(
     return pa.RecordBatch.from_arrays([values[name] for name in schema.names], schema=schema)
 
 
-def snapshot_rows(lake: Lake, base: TableSnapshot, typing: Typing) -> DataFrame:
-    """The rows of a snapshot as versions that begin an era."""
+def snapshot_rows(rows: DataFrame, at: datetime, typing: Typing) -> DataFrame:
+    """The rows of a snapshot of that time as versions that begin an era."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     mark = {
         "op": "snapshot",
-        "at": base.taken_at,
+        "at": at,
         **dict.fromkeys(("seq", "xid", "user_id", "function_name", "trace_id")),
     }
 
@@ -231,8 +230,8 @@ def snapshot_rows(lake: Lake, base: TableSnapshot, typing: Typing) -> DataFrame:
             own = [_begun(mark, _key(typing, key), typing.snapshot) | {OPEN: True} for key in keys]
             yield _rows(typing, reader, batch.column("image").to_pylist(), own)
 
-    rows = lake.rows_of(base).select("key", "image")
-    typed: DataFrame = rows.mapInArrow(read, from_arrow_schema(typing.schema))
+    images = rows.select("key", "image")
+    typed: DataFrame = images.mapInArrow(read, from_arrow_schema(typing.schema))
     return typed
 
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from headwater.errors import ResyncRequired
 from headwater.model import Position, Table
 from headwater.pipeline.lake import delta, gaps, retention, shapes, snapshots
+from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.tables import eras, steps
 from headwater.pipeline.tables.columns import TypedColumn, columns_of, schema_of, shows_hidden
@@ -125,6 +127,11 @@ class TypedTable:
         if window is None:
             return None
         found = eras.step(known, window, self._examined(known, window), taken, floor)
+        if isinstance(found, Rebase) and found.position is not None:
+            try:
+                self._base_rows(found)
+            except ResyncRequired as error:
+                return Wait(str(error))
         return None if isinstance(found, Merge) and found.is_empty else found
 
     def _begin(self, known: Progress | None, found: Step) -> Step:
@@ -191,7 +198,7 @@ class TypedTable:
     def _rebase(
         self, targets: Sequence[TypedDelta], step: Rebase, persist: Persist
     ) -> Collection[str]:
-        base, table = step.base, self._shapes[step.base.shape]
+        base, table = self._begun(targets, step), self._shapes[step.base.shape]
         for name, treatment in self._options.inherited:
             log.warning(
                 "The column %s of %s may be a hidden column under another name, so it is hidden as"
@@ -203,7 +210,7 @@ class TypedTable:
         columns = self._columns(table, fresh=fresh)
         position = str(base.position)
         typing = Typing(table, tuple(columns), self._options, position)
-        rows = persist(steps.snapshot_rows(self._lake, base, typing))
+        rows = persist(steps.snapshot_rows(self._base_rows(step), base.taken_at, typing))
         beyond = set(_beyond_frame(rows))
         after = Progress(
             base.position,
@@ -217,7 +224,7 @@ class TypedTable:
         for target in targets:
             frame = rows
             if target.which == HISTORY:
-                frame = rows.unionByName(self._unknown(target, step, typing))
+                frame = rows.unionByName(self._unknown(target, step.end, base, typing))
                 if step.end is not None:
                     ended, more = self._ended(target, step, columns, persist)
                     beyond |= set(more)
@@ -229,10 +236,25 @@ class TypedTable:
         self._changes += base.rows
         return ()
 
-    def _unknown(self, target: TypedDelta, step: Rebase, typing: Typing) -> DataFrame:
+    def _begun(self, targets: Sequence[TypedDelta], step: Rebase) -> TableSnapshot:
+        """The snapshot that an era begins with, at the position that it begins at."""
+        if step.position is None:
+            return step.base
+        times = [t.progress.at for t in targets if t.progress is not None]
+        at = max([step.base.taken_at, *times])
+        return msgspec.structs.replace(step.base, position=step.position, taken_at=at)
+
+    def _base_rows(self, step: Rebase) -> DataFrame:
+        if step.position is None:
+            return self._lake.rows_of(step.base)
+        return self._lake.rows_from(step.base, step.position)
+
+    def _unknown(
+        self, target: TypedDelta, end: End | None, base: TableSnapshot, typing: Typing
+    ) -> DataFrame:
         known = target.progress
         snapshot = "" if known is None else known.snapshot
-        return steps.unknown(self._lake, typing, snapshot, step.end, step.base.taken_at)
+        return steps.unknown(self._lake, typing, snapshot, end, base.taken_at)
 
     def _ended(
         self, target: TypedDelta, step: Rebase, columns: list[TypedColumn], persist: Persist

@@ -156,6 +156,7 @@ class MaintainedView:
                 definition=self.view.digest(result.text),
                 shapes=shapes,
                 built=now.position,
+                at=now.at,
             )
             self._use(swapped, tables)
         finally:

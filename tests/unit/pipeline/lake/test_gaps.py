@@ -28,6 +28,7 @@ def test_a_table_has_its_own_gaps_and_those_of_the_lake(tmp_path: Path) -> None:
         gaps.add(path, each)
     assert gaps.load(path) == [gap(1)]
     assert gaps.load(path, 7) == [gap(1), gap(3, 7, "drift")]
+    assert gaps.every(path) == [gap(1), gap(2, 8), gap(3, 7, "drift")]
     assert str(gaps.load(path, 7)[1]).endswith("16:00:00 UTC (drift)")
 
 

@@ -39,6 +39,7 @@ def test_only_the_snapshots_of_the_table_are_decoded(tmp_path: Path) -> None:
         write_deltalake(there.list, pa.Table.from_pylist(rows, snapshots.LIST), mode="append")
     assert [each.snapshot for each in snapshots.load(there, 7)] == [1, 2]
     assert snapshots.load(there, 6) == []
+    assert snapshots.last_shapes(there) == {7: 1, 8: 1, 9: 1}
     with pytest.raises(ValueError, match="unreadable"):
         snapshots.load(there)
 

@@ -27,11 +27,16 @@ def open_lake() -> LakeReads:
     raise OpenedError
 
 
+def rebuild_views(relation: int) -> None:
+    raise AssertionError("nothing is known to be wrong")
+
+
 @pytest.mark.parametrize("listed", [[], [taken("b", 3)], [taken("a", 12), taken("b", 3)]])
 def test_a_first_snapshot_is_compared_with_nothing(listed: list[TableSnapshot]) -> None:
-    assert continuity.examined(listed, open_lake, taken("a", 9), {}, ()) == taken("a", 9)
+    now = taken("a", 9)
+    assert continuity.examined(listed, open_lake, now, {}, (), rebuild_views) == now
 
 
 def test_a_later_snapshot_is_compared_with_the_lake() -> None:
     with pytest.raises(OpenedError):
-        continuity.examined([taken("a", 3)], open_lake, taken("a", 9), {}, ())
+        continuity.examined([taken("a", 3)], open_lake, taken("a", 9), {}, (), rebuild_views)

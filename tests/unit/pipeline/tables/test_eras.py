@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 
+import msgspec
 import pytest
 
 from headwater.model import Position
@@ -29,6 +30,10 @@ def taken(xid: int, shape: int = 1, log: str = "a") -> TableSnapshot:
     return TableSnapshot(7, xid, at(xid, log), when(xid), shape, 5, "table")
 
 
+def folded(xid: int) -> TableSnapshot:
+    return msgspec.structs.replace(taken(xid), origin="events")
+
+
 def change(op: str, xid: int) -> End:
     return End(op, xid * 10, xid, when(xid))
 
@@ -37,6 +42,7 @@ KNOWN = Progress(at(10), when(10), 7, 1, str(at(5)), "")
 
 ALL_LOGS = LakeGap(at(20), at(30, "b"), when(20), when(30))
 OWN_ROWS = LakeGap(at(8), at(30), when(8), when(30), 7, "reconcile")
+LATER_ROWS = LakeGap(at(18), at(30), when(18), when(30), 7, "reconcile")
 
 NOTHING = Changes()
 ROWS = Changes(3, 90, when(19), ((1, change("altered", 12)),))
@@ -62,6 +68,13 @@ ALTERED = Changes(3, 90, when(19), ((1, change("altered", 12)), (2, change("alte
         (at(40, "b"), [], None, [taken(35, 1, "b")], NOTHING, "era of 35 after restored"),
         (at(40), [OWN_ROWS], None, [taken(29)], NOTHING, "wait: gap"),
         (at(40), [OWN_ROWS], None, [taken(30)], NOTHING, "era of 30 after gap"),
+        (at(40), [OWN_ROWS], None, [taken(5), folded(33)], NOTHING, "wait: gap"),  # has old rows
+        (at(40), [OWN_ROWS], None, [folded(33), taken(35)], NOTHING, "era of 33 after gap"),
+        (at(40), [OWN_ROWS], None, [taken(5), folded(33), taken(35), folded(36)], NOTHING,
+         "era of 35 after gap"),
+        (at(15), [LATER_ROWS], None, [taken(30)], ROWS, "merge to 15"),
+        (at(15), [LATER_ROWS], None, [taken(30)], NOTHING, "wait: not reached"),
+        (at(12), [], None, [taken(13, 2)], NOTHING, "wait: not reached"),
         (at(20), [], at(12), [], NOTHING, "wait: trimmed"),
         (at(20), [], at(12), [taken(11), taken(14)], NOTHING, "era of 14 after trimmed"),
         (at(20), [], at(9), [], ROWS, "merge to 20"),
@@ -87,9 +100,46 @@ def test_what_is_due(
         case Wait():
             assert expected is not None
             assert expected.startswith("wait: ")
-            assert f"({expected.removeprefix('wait: ')})" in found.reason
+            reason = expected.removeprefix("wait: ")
+            assert reason.removeprefix("not ") in found.reason
         case None:
             assert expected is None
+
+
+@pytest.mark.parametrize(
+    ("gaps", "snapshots", "expected"),
+    [
+        ([], [taken(5)], None),
+        ([OWN_ROWS], [taken(5)], "wait"),
+        ([OWN_ROWS], [taken(5), taken(29)], "wait"),
+        ([OWN_ROWS], [taken(5), taken(31)], "31 from 40, unknown since 8"),
+        ([OWN_ROWS], [taken(5), taken(31), taken(45)], "45 from 45, unknown since 8"),
+        ([OWN_ROWS], [taken(5), taken(31), folded(34)], "34 from 40, unknown since 8"),
+        ([OWN_ROWS], [taken(5), folded(31)], "wait"),
+        ([], [taken(5), taken(31, 2)], "31 from 40, unknown since 31"),
+    ],
+)  # fmt: skip
+def test_what_is_found_late(
+    gaps: list[LakeGap], snapshots: list[TableSnapshot], expected: str | None
+) -> None:
+    """The table is past the gap, or the other shape, when the lake learns of it."""
+    known = msgspec.structs.replace(KNOWN, position=at(40), at=when(40))
+    window = eras.window(known, at(50), gaps, None, snapshots)
+    assert window is not None
+    assert eras.is_over(known, at(50), gaps, None, snapshots) == bool(expected)
+    match eras.step(known, window, NOTHING, snapshots, None):
+        case Rebase(base, End(xid=since), _, position):
+            begun = position or base.position
+            assert expected == f"{base.snapshot} from {begun.xmax}, unknown since {since}"
+            # It has ended once.
+            after = msgspec.structs.replace(
+                known, position=begun, snapshot=str(begun), shape=base.shape
+            )
+            assert not eras.is_over(after, at(50), gaps, None, snapshots)
+        case Wait():
+            assert expected == "wait"
+        case Merge(until):
+            assert (expected, until) == (None, at(50))
 
 
 def test_a_table_is_filled_from_the_first_snapshot_that_events_continue() -> None:

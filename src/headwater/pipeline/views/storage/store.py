@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import msgspec
@@ -170,8 +171,11 @@ class ViewStore:
         definition: str,
         shapes: dict[str, Table],
         built: Position,
+        at: datetime,
     ) -> ViewRecord:
-        """Replace the generation before with what tasks have staged, in one transaction."""
+        """Replace the generation before with what tasks have staged, in one transaction. The tables
+        were read at the position `built`, at that time. The view stays due if a build was requested
+        since by `dependent_views`: this one may lack rows that were changed without the log."""
         name = self._view.name
         values = {
             "name": name,
@@ -180,6 +184,7 @@ class ViewStore:
             "result": tables.result.text,
             "tables": msgspec.json.encode(shapes).decode(),
             "built": str(built),
+            "at": at,
             "reached": _offset_text(built),
         }
         with self.transaction() as database:
@@ -319,7 +324,8 @@ _ADVANCE = """
 
 _SWAP = """
     update headwater.views
-    set state = 'live', relation = %(relation)s, generation = %(generation)s,
+    set state = case when changed_at > %(at)s then 'due' else 'live' end,
+        relation = %(relation)s, generation = %(generation)s,
         definition = %(definition)s, result = %(result)s, tables = %(tables)s, built = %(built)s,
         reached = %(reached)s, query_id = null, batch = null, batch_end = null, error = null,
         built_at = clock_timestamp(), changed_at = clock_timestamp()
