@@ -48,7 +48,8 @@ class World:
         clock = SimpleNamespace(monotonic=lambda: self.seconds)
         patch.setattr(table_reads, "time", clock)
         patch.setattr(table_reads, "database_snapshot", self._snapshot)
-        patch.setattr(table_reads, "Planner", lambda _: SimpleNamespace(now=int, close=int))
+        planner = SimpleNamespace(now=lambda **_: None, close=lambda: None)
+        patch.setattr(table_reads, "Planner", lambda _: planner)
         patch.setattr(shapes, "save", lambda *_: 0)
         patch.setattr(writer, "write_chunks", self._write)
         # A wave is two chunks of the largest table.
