@@ -26,13 +26,13 @@ from pyspark.sql import functions as f
 from benchmarks.measure import Result, execute, report, scratch_server
 from benchmarks.pipeline import database, run_once, session
 from headwater.pipeline.lake import gaps, snapshots
-from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.reconcile import row_hashes
 from headwater.pipeline.reconcile.drift import TableOutcome
 from headwater.pipeline.reconcile.tables import reconcile
 from headwater.pipeline.snapshots.chunks import chunks_of
+from headwater.pipeline.snapshots.database_snapshot import DatabaseSnapshot, database_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from headwater import limits, views
-from headwater.pipeline.lake.database_snapshot import database_snapshot
 from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.snapshots.database_snapshot import database_snapshot
 from headwater.pipeline.views import weighted
 from headwater.pipeline.views.definitions import StreamingView, define
 from headwater.pipeline.views.weighted import SourceTable

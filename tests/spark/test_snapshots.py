@@ -19,9 +19,9 @@ from headwater.log.complete import StillBehind
 from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.snapshot_job import SnapshotJob
 from headwater.pipeline.lake import delta, snapshots
-from headwater.pipeline.lake.database_snapshot import NotCapturedError, database_snapshot
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.snapshots import table_reads
+from headwater.pipeline.snapshots.database_snapshot import NotCapturedError, database_snapshot
 from headwater.pipeline.snapshots.table_reads import FailedTable, ReadProgress
 from tests.support.generators.sizes import first_seed, size
 from tests.support.lake.truth import Copy, Database, copy, fill, lake_at, opened, rows_of

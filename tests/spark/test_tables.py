@@ -24,6 +24,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headwater import limits
+from headwater.commands.lake.typed_tables import typed_tables
 from headwater.errors import ConfigError
 from headwater.model import Column, Table
 from headwater.pipeline.job_thread import JobThread
@@ -40,7 +41,6 @@ from headwater.pipeline.tables.choice import Choice
 from headwater.pipeline.tables.columns import columns_of, schema_of
 from headwater.pipeline.tables.job import TablesJob
 from headwater.pipeline.tables.layout import Progress
-from headwater.pipeline.tables.listing import typed_tables
 from headwater.pipeline.tables.options import TableOptions
 from headwater.pipeline.tables.typed_table import TypedTable
 from headwater.pipeline.tables.writes import TypedDelta

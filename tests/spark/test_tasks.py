@@ -17,9 +17,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headwater.pipeline.lake import parquet, snapshots
-from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.snapshots import reader
+from headwater.pipeline.snapshots.database_snapshot import DatabaseSnapshot
 from headwater.pipeline.stream import worker
 from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES
 from tests.support.databases import passable_folder

@@ -12,8 +12,8 @@ import pytest
 from psycopg import sql
 
 from headwater.errors import DatabaseError, TableLocked
-from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
 from headwater.pipeline.snapshots.chunks import chunks_of
+from headwater.pipeline.snapshots.database_snapshot import DatabaseSnapshot, database_snapshot
 from headwater.pipeline.snapshots.reader import ChunkReader
 from headwater.pipeline.views.storage.connections import ViewConnections
 from headwater.pipeline.views.storage.staging import RUN, _Writer

@@ -11,8 +11,8 @@ import msgspec
 import psycopg
 import pyarrow as pa
 
-from headwater.pipeline.lake.database_snapshot import database_snapshot
 from headwater.pipeline.snapshots.chunks import Chunk, chunks_of
+from headwater.pipeline.snapshots.database_snapshot import database_snapshot
 from headwater.pipeline.snapshots.reader import ExportedSnapshot
 from headwater.pipeline.snapshots.writer import task
 from tests.support.generators.sizes import size

@@ -16,11 +16,11 @@ from psycopg.rows import dict_row
 
 from headwater.model import Position
 from headwater.pipeline.lake import delta, shapes, snapshots
-from headwater.pipeline.lake.database_snapshot import database_snapshot
 from headwater.pipeline.lake.events import STORED_EVENTS, event_rows, last_offset
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.reading.resolver import LakePaths
+from headwater.pipeline.snapshots.database_snapshot import database_snapshot
 from headwater.pipeline.stream import worker
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import Planner

@@ -22,6 +22,7 @@ import pytest
 
 from headwater.commands import program
 from headwater.commands.lake import pipeline, queries, tables
+from headwater.commands.lake.typed_tables import TypedTableStatus
 from headwater.model import Table
 from headwater.pipeline.compaction import tables as compaction
 from headwater.pipeline.compaction.tables import Compacted
@@ -33,7 +34,6 @@ from headwater.pipeline.spark import class_archive
 from headwater.pipeline.spark.class_archive import Archive
 from headwater.pipeline.tables import choice, listing, requests
 from headwater.pipeline.tables.catalog import Catalog
-from headwater.pipeline.tables.listing import TypedTableStatus
 from headwater.pipeline.tables.requests import TableRequest
 from tests.support.command_tree import COMMANDS, options_of
 

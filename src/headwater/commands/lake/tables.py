@@ -17,8 +17,8 @@ from headwater.pipeline import packages
 from headwater.settings import load_settings
 
 if TYPE_CHECKING:
+    from headwater.commands.lake.typed_tables import TypedTableStatus
     from headwater.model import Table
-    from headwater.pipeline.tables.listing import TypedTableStatus
     from headwater.pipeline.tables.requests import TableRequest
 
 app = new_app(help="Show and change typed tables: the tables of the lake that any engine reads.")
@@ -31,8 +31,8 @@ def list_tables(lake: LakeFolder = None, json: Json = False) -> None:
     Example: `headwater pipeline table list`
     """
     packages.require()
+    from headwater.commands.lake.typed_tables import typed_tables
     from headwater.pipeline.tables.choice import Choice
-    from headwater.pipeline.tables.listing import typed_tables
 
     settings = load_settings(overrides={"lake_location": lake}).lake
     found = list(typed_tables(_root(lake), Choice.of(settings) or Choice()))

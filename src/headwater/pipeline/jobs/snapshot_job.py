@@ -25,11 +25,11 @@ from headwater.pipeline.job_thread import JobThread
 from headwater.pipeline.jobs.snapshot_schedule import BatchContent, CapturedShape, SnapshotSchedule
 from headwater.pipeline.jobs.trim import trim
 from headwater.pipeline.lake import delta, maintenance, snapshots
-from headwater.pipeline.lake.database_snapshot import NotCapturedError
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.lake import Contradiction, Lake
 from headwater.pipeline.snapshots import catalog_marks
 from headwater.pipeline.snapshots.continuity import Unaltered
+from headwater.pipeline.snapshots.database_snapshot import NotCapturedError
 from headwater.pipeline.snapshots.table_reads import FailedTable, ReadProgress
 
 log = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ from headwater.database import connect_blocking, translated
 from headwater.errors import ConfigError, ResyncRequired, Unavailable
 from headwater.model import Position
 from headwater.pipeline.lake import delta
-from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.reconcile import comparison, drift
 from headwater.pipeline.reconcile.drift import TableOutcome
 from headwater.pipeline.reconcile.repair import read_again, repair
 from headwater.pipeline.snapshots.chunks import chunks_of
+from headwater.pipeline.snapshots.database_snapshot import DatabaseSnapshot, database_snapshot
 from headwater.pipeline.spark_errors import explain
 
 

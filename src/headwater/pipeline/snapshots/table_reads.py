@@ -24,14 +24,14 @@ from headwater.errors import CaptureError, HeadwaterError
 from headwater.model import Position
 from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.lake import delta, shapes, snapshots
-from headwater.pipeline.lake.database_snapshot import (
+from headwater.pipeline.lake.snapshots import Places, TableSnapshot
+from headwater.pipeline.snapshots import writer
+from headwater.pipeline.snapshots.chunks import Chunk, chunks_of, moved_chunks
+from headwater.pipeline.snapshots.database_snapshot import (
     DatabaseSnapshot,
     SnapshotTable,
     database_snapshot,
 )
-from headwater.pipeline.lake.snapshots import Places, TableSnapshot
-from headwater.pipeline.snapshots import writer
-from headwater.pipeline.snapshots.chunks import Chunk, chunks_of, moved_chunks
 from headwater.pipeline.snapshots.unfinished import (
     FinishedChunk,
     UnfinishedSnapshots,

@@ -30,9 +30,9 @@ from headwater import limits
 from headwater.errors import HeadwaterError, ResyncRequired
 from headwater.model import Position, Table
 from headwater.pipeline.failpoints import failpoint
-from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
 from headwater.pipeline.snapshots import reader
 from headwater.pipeline.snapshots.chunks import Chunk, chunks_of
+from headwater.pipeline.snapshots.database_snapshot import DatabaseSnapshot, database_snapshot
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import ChangeKind, Planner
 from headwater.pipeline.views import source_rows, weighted

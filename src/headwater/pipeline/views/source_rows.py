@@ -16,10 +16,10 @@ from psycopg import sql
 from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.model import Column
-from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, SnapshotTable
 from headwater.pipeline.lake.keys import key_expression
 from headwater.pipeline.snapshots import reader
 from headwater.pipeline.snapshots.chunks import Chunk
+from headwater.pipeline.snapshots.database_snapshot import DatabaseSnapshot, SnapshotTable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,11 +18,11 @@ from headwater import limits
 from headwater.errors import CaptureError, HeadwaterError
 from headwater.model import Position, Table
 from headwater.pipeline.lake import shapes, snapshots
-from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, SnapshotTable
 from headwater.pipeline.lake.snapshots import Places, TableSnapshot
 from headwater.pipeline.snapshots import table_reads, writer
 from headwater.pipeline.snapshots.catalog_marks import CatalogMark
 from headwater.pipeline.snapshots.chunks import Chunk, RowSource, StoredRelation, chunks_of
+from headwater.pipeline.snapshots.database_snapshot import DatabaseSnapshot, SnapshotTable
 from headwater.pipeline.snapshots.reader import ExportedSnapshot
 from headwater.pipeline.snapshots.table_reads import FailedTable, ReadProgress, TableReads
 from headwater.pipeline.snapshots.unfinished import UnfinishedSnapshots
