@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.commands import program
-from headwater.commands.lake import pipeline, queries, tables
+from headwater.commands.lake import pipeline, queries, tables, typed_tables
 from headwater.commands.lake.typed_tables import TypedTableStatus
 from headwater.model import Table
 from headwater.pipeline.compaction import tables as compaction
@@ -32,7 +32,7 @@ from headwater.pipeline.lake import maintenance
 from headwater.pipeline.lake.maintenance import Vacuumed
 from headwater.pipeline.spark import class_archive
 from headwater.pipeline.spark.class_archive import Archive
-from headwater.pipeline.tables import choice, listing, requests
+from headwater.pipeline.tables import choice, requests
 from headwater.pipeline.tables.catalog import Catalog
 from headwater.pipeline.tables.requests import TableRequest
 from tests.support.command_tree import COMMANDS, options_of
@@ -158,7 +158,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(maintenance, "vacuum", lambda *_: [Vacuumed("events", 3)])
     monkeypatch.setattr(pipeline, "open_lake", lambda *_: nullcontext())
     monkeypatch.setattr(trim, "trim", lambda *_: trimmed)
-    monkeypatch.setattr(listing, "typed_tables", lambda *_: [TypedTableStatus(**LISTED)])
+    monkeypatch.setattr(typed_tables, "typed_tables", lambda *_: [TypedTableStatus(**LISTED)])
     monkeypatch.setattr(choice, "find", lambda *_: Table(1, "public", "orders", (), ("id",)))
     monkeypatch.setattr(requests, "pause", lambda *_, paused: TableRequest(paused))
     monkeypatch.setattr(requests, "backfill", lambda *_: TableRequest(fill="f1"))
