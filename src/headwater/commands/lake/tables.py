@@ -79,10 +79,13 @@ def register(tables: Tables, lake: LakeFolder = None, json: Json = False) -> Non
     Example: `headwater pipeline table register orders`
     """
     packages.require()
+    from headwater.pipeline.lake import shapes
     from headwater.pipeline.tables.catalog import Catalog
+    from headwater.pipeline.tables.choice import Choice, present_tables
     from headwater.pipeline.tables.layout import folder
 
-    name = load_settings().lake.tables_catalog
+    settings = load_settings(overrides={"lake_location": lake}).lake
+    name, choice = settings.tables_catalog, Choice.of(settings) or Choice()
     if name is None:
         raise ConfigError(
             "no catalog is set: [lake] tables_catalog",
@@ -90,8 +93,11 @@ def register(tables: Tables, lake: LakeFolder = None, json: Json = False) -> Non
         )
     chosen = [_find(_root(lake), each) for each in tables]
     with open_lake(lake) as found:
+        known = present_tables(shapes.load(f"{found.root}/shapes")).values()
+        among = [each for each in known if choice.includes(each)]
         for table in chosen:
-            names = Catalog(name).register(found.spark, f"{found.root}/{folder(table)}", table)
+            root = f"{found.root}/{folder(table)}"
+            names = Catalog(name).register(found.spark, root, table, among)
             text = f"Registered {' and '.join(names)}."
             print_message({"table": table.label, "registered": names}, text, json=json)
 

@@ -2,13 +2,15 @@
 by name.
 
 `<catalog>.<schema>_<table>` is the current state, `…_history` the history. This is Spark's own
-`create table … using delta`, which needs Delta's jar on the class path of Spark.
+`create table … using delta`, which needs Delta's jar on the class path of Spark. A name that means
+something else already is refused: it would show other rows.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,21 +28,54 @@ class Catalog(msgspec.Struct):
     name: str
     registered: set[str] = msgspec.field(default_factory=set)
 
-    def register(self, spark: SparkSession, root: str, table: Table) -> list[str]:
-        """Register both tables. ConfigError where Spark cannot read Delta tables."""
-        names = []
-        for which, suffix in ((CURRENT, ""), (HISTORY, "_history")):
-            own = table.name if table.schema == "public" else f"{table.schema}_{table.name}"
-            name = ".".join(map(_quoted, (*self.name.split("."), f"{own}{suffix}")))
+    def register(
+        self, spark: SparkSession, root: str, table: Table, among: Iterable[Table] = ()
+    ) -> list[str]:
+        """Register both tables. ConfigError where Spark cannot read Delta tables, and for a name
+        that is also one of another table of the lake (`among`) or exists for something else."""
+        names = {
+            which: ".".join(map(_quoted, (*self.name.split("."), each)))
+            for which, each in _names(table).items()
+        }
+        if not self.registered.issuperset(names.values()):
+            self._check_distinct(table, among)
+        for which, name in names.items():
             if name not in self.registered:
-                self._execute(spark, statement(name, f"{root}/{which}"))
+                path = f"{root}/{which}"
+                self._execute(spark, statement(name, path))
+                self._check_existing(spark, name, path)
                 self.registered.add(name)
-            names.append(name)
-        return names
+        return list(names.values())
 
-    def _execute(self, spark: SparkSession, text: str) -> None:
+    def _check_distinct(self, table: Table, among: Iterable[Table]) -> None:
+        """Catalogs do not distinguish upper and lower case."""
+        own = {name.lower(): which for which, name in _names(table).items()}
+        for other in among:
+            for which, name in _names(other).items():
+                if other.oid != table.oid and name.lower() in own:
+                    raise ConfigError(
+                        f"[lake] tables_catalog {self.name}: {name} would be both"
+                        f" {_MEANINGS[own[name.lower()]]} of {table.label} and {_MEANINGS[which]}"
+                        f" of {other.label}",
+                        hint="Rename one of the two tables, or leave it out of the typed tables:"
+                        " [lake] tables_exclude.",
+                    )
+
+    def _check_existing(self, spark: SparkSession, name: str, path: str) -> None:
+        """Something that exists under the name stays as it is."""
+        rows = self._execute(spark, f"describe table extended {name}").collect()
+        found = {row["col_name"]: row["data_type"] for row in rows}
+        place = found.get("Location")
+        if found.get("Type") == "VIEW" or (place is not None and _place(place) != _place(path)):
+            raise ConfigError(
+                f"[lake] tables_catalog {self.name}: {name} exists and is not {path}, but"
+                f" {place or 'a view'}",
+                hint="Drop it from the catalog, or name another schema in [lake] tables_catalog.",
+            )
+
+    def _execute(self, spark: SparkSession, text: str) -> Any:
         try:
-            spark.sql(text)
+            return spark.sql(text)
         except Exception as error:
             # An error of Java has its reason below the first line.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -57,6 +92,20 @@ class Catalog(msgspec.Struct):
                 f"[lake] tables_catalog {self.name}: Spark refused {text}: {reason:.500}",
                 hint="Check that the schema exists and that the pipeline may create tables in it.",
             ) from error
+
+
+_MEANINGS = {CURRENT: "the current state", HISTORY: "the history"}
+
+
+def _names(table: Table) -> dict[str, str]:
+    """The names of both tables in the schema of the catalog."""
+    own = table.name if table.schema == "public" else f"{table.schema}_{table.name}"
+    return {CURRENT: own, HISTORY: f"{own}_history"}
+
+
+def _place(path: str) -> str:
+    """A path or URL without what Spark writes in another way: `/lake` is `file:/lake` to it."""
+    return re.sub(r"^\w+:", "", path).strip("/")
 
 
 _MISSING = re.compile("DATA_SOURCE_NOT_FOUND|Failed to find.* data source|ClassNotFoundException")

@@ -148,9 +148,9 @@ class TablesJob:
             )
             done = found.advance(reached)
             if self._catalog is not None and done.changes:
-                self._catalog.register(
-                    self._lake.spark, f"{self._lake.root}/{folder(table)}", table
-                )
+                root = f"{self._lake.root}/{folder(table)}"
+                among = filter(self._wants, self._tables.values())
+                self._catalog.register(self._lake.spark, root, table, among)
         except Exception as error:
             raise _of_table(table, error) from error
         thread.count(done.changes)

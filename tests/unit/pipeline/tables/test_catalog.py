@@ -7,8 +7,10 @@ with Delta's jar on the class path of Spark, which comes from Maven and cannot b
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater.errors import ConfigError
@@ -19,16 +21,24 @@ ORDERS = Table(1, "public", "orders", (), ("id",), 7)
 
 
 class FakeSpark:
-    """Takes statements, or fails."""
+    """Takes statements, or fails. `existing` describes what each name means already."""
 
-    def __init__(self, error: str = "") -> None:
+    def __init__(self, error: str = "", existing: dict[str, str] | None = None) -> None:
         self.statements: list[str] = []
         self.error = error
+        # A column of the table may have any name.
+        found = {"location": "bigint"} | (existing or {})
+        self.rows = [{"col_name": key, "data_type": value} for key, value in found.items()]
 
-    def sql(self, text: str) -> None:
-        self.statements.append(text)
+    def sql(self, text: str) -> FakeSpark:
+        if not text.startswith("describe table extended "):
+            self.statements.append(text)
         if self.error:
             raise RuntimeError(self.error)
+        return self
+
+    def collect(self) -> list[dict[str, str]]:
+        return self.rows
 
 
 @pytest.fixture
@@ -94,6 +104,67 @@ def test_names_are_quoted(
 def test_places_are_quoted(root: str, quoted: str, spark: Any) -> None:
     Catalog("lake").register(spark, root, ORDERS)
     assert spark.statements[0].endswith(f" using delta location {quoted}")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        (table("orders"), table("orders_history"),
+         "orders_history would be both the history of orders and the current state of"
+         " orders_history"),
+        (table("sales_orders"), table("orders", "sales"),
+         "sales_orders would be both the current state of sales_orders and the current state of"
+         " sales.orders"),
+        (table("Orders"), table("orders"),
+         "orders would be both the current state of Orders and the current state of orders"),
+    ],
+)  # fmt: skip
+def test_a_name_of_two_tables_is_refused(
+    one: Table, other: Table, message: str, spark: Any
+) -> None:
+    among = [one, msgspec.structs.replace(other, oid=2)]
+    refusals = []
+    for each in among:
+        with pytest.raises(ConfigError) as caught:
+            Catalog("lake").register(spark, "/lake/t", each, among)
+        refusals.append(str(caught.value))
+        assert "tables_exclude" in str(caught.value.hint)
+    assert refusals[0] == f"[lake] tables_catalog lake: {message}"
+    assert spark.statements == []
+    Catalog("lake").register(spark, "/lake/t", one, [one])
+    assert len(spark.statements) == 2
+
+
+@pytest.mark.parametrize(
+    ("existing", "root"),
+    [
+        ({"Location": "file:/srv/lake/orders/current", "Type": "EXTERNAL"}, "/srv/lake/orders"),
+        ({"Location": "s3a://b/a lake/current"}, "s3://b/a lake"),
+        ({}, "/lake"),
+    ],
+)
+def test_the_same_table_may_exist(existing: dict[str, str], root: str) -> None:
+    spark: Any = FakeSpark(existing=existing)
+    with suppress(ConfigError):  # of the history
+        Catalog("lake").register(spark, root, ORDERS)
+    assert len(spark.statements) == 2, "the current state was accepted"
+
+
+@pytest.mark.parametrize(
+    ("existing", "message"),
+    [
+        ({"Location": "file:/other/current"}, "not /lake/t/current, but file:/other/current"),
+        ({"Type": "VIEW"}, "not /lake/t/current, but a view"),
+    ],
+)
+def test_a_name_that_is_something_else_is_refused(existing: dict[str, str], message: str) -> None:
+    spark: Any = FakeSpark(existing=existing)
+    catalog = Catalog("lake")
+    for _ in "12":
+        with pytest.raises(ConfigError, match="`orders` exists and is not ") as caught:
+            catalog.register(spark, "/lake/t", ORDERS)
+        assert message in str(caught.value)
+        assert "Drop it from the catalog" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
