@@ -11,7 +11,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,12 +45,14 @@ from headwater.pipeline.tables.options import TableOptions
 from headwater.pipeline.tables.typed_table import TypedTable
 from headwater.pipeline.tables.writes import TypedDelta
 from headwater.settings.tables import TableEntry
+from tests.integration.test_docs import blocks
 from tests.support.generators import typed as generator
 from tests.support.generators.sizes import first_seed, size
 from tests.support.lake import typed
 from tests.support.lake.processes import headwater
 from tests.support.lake.tables import execute, make_orders, run_once
 from tests.support.lake.truth import Database, fill, lake_at, opened
+from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +62,8 @@ pytestmark = pytest.mark.timeout(3600)
 
 HISTORIES = size("typed_tables", 1, large=60)
 TURNS = size("typed_turns", 12, large=30)
+
+LAKE_TABLES = ROOT / "docs/howto/lake-tables.md"
 
 POINTS = [f"{when}_{what}" for what in ("history", "current") for when in
           ("merging", "rewriting", "committed")]  # fmt: skip
@@ -363,6 +367,22 @@ def test_added_and_dropped_columns_leave_closed_versions_in_their_files(
     sixth = after("alter table items alter amount type bigint")
     assert sixth.isdisjoint(fifth)
     check()
+    # The query of the documentation.
+    (query,) = (b.text for b in blocks(LAKE_TABLES) if "_valid_from <=" in b.text)
+
+    def at_time(at: datetime) -> list[typed.Row]:
+        text = query.replace("2026-11-15 10:00Z", at.isoformat())
+        return typed.read(f"{root}/history", "duckdb", text)
+
+    answered = 0
+    for each in known:
+        rows = at_time(each.at)
+        if "unknown" not in [row["!_op"] for row in rows]:
+            typed.expect(rows, each.rows, f"at {each.at}")
+            answered += 1
+    assert answered > 1
+    (before,) = at_time(known[0].at - timedelta(days=1))
+    assert before["!_op"] == "unknown"
 
 
 def test_stored_columns_are_found_by_their_names_in_postgresql(
@@ -506,6 +526,15 @@ def test_the_pipeline_keeps_typed_tables(
     assert not Path(f"{lake.root}/tables/public/other").exists()
     progress = [Progress.of(DeltaTable(f"{root}/{which}")) for which in ("current", "history")]
     assert [each and each.position for each in progress] == [lake.reached()] * 2
+    thread = JobThread("tables", TablesJob(lake, hidden, once=True).step)
+    thread.work()
+    execute(url, "alter table customers rename to private", "update private set name = 'Bo'")
+    lake.snapshot(url, "private")
+    fill(lake, url)
+    requests.backfill(lake.root, customers)
+    thread.work()
+    assert thread.failure is None
+    assert not Path(f"{lake.root}/tables/public/private").exists(), "renamed into an excluded one"
     with pytest.raises(ConfigError, match="Delta is not on its class path"):
         Catalog("default").register(spark, root, customers)
 

@@ -61,9 +61,11 @@ def _text(name: str, kind: str) -> str:
     return f"{column}::text" if kind in ("json", "jsonb") else f"to_json({column}) #>> '{{}}'"
 
 
-def read(path: str, engine: Literal["duckdb", "polars"]) -> list[Row]:
+def read(
+    path: str, engine: Literal["duckdb", "polars"], query: str = "select * from history"
+) -> list[Row]:
     """The rows of a Delta table, with the columns' names in PostgreSQL; Headwater's own columns
-    have theirs."""
+    have theirs. DuckDB executes the query."""
     table = DeltaTable(path)
     reals = {f.name for f in table.schema().fields if "float" in str(f.type.to_json())}
     names = {
@@ -77,7 +79,8 @@ def read(path: str, engine: Literal["duckdb", "polars"]) -> list[Row]:
         with duckdb.connect() as connection:
             connection.execute("set timezone = 'UTC'")
             found = connection.execute(
-                "select * from read_parquet(?, hive_partitioning = true, union_by_name = true)",
+                "with history as (select * from read_parquet(?, hive_partitioning = true,"
+                f" union_by_name = true)) {query}",
                 [table.file_uris()],
             )
             columns = [each[0] for each in found.description or []]

@@ -136,7 +136,7 @@ class TablesJob:
         known = by_relation(shapes.load(self._lake.shapes_path, relation))[relation]
         self._tables[relation] = table = known[-1]
         request = requests.load(self._lake.root, table)
-        if request.paused:
+        if request.paused or not self._wants(table):  # it may have been renamed
             return  # and looked at in the next round
         try:
             found = TypedTable(
