@@ -751,6 +751,10 @@ the Delta tables. Spark answers a larger one."""
 LAKE_SMALL_TABLE_BYTES = 4 * 1024 * 1024
 """The same for a request for all rows of a table. Spark answers a larger one."""
 
+LAKE_SMALL_LOG_CHANGES = 20_000
+"""Changes of a table that wait in the log and not yet in the lake. If there are more, Spark answers
+a request for all its rows."""
+
 LAKE_POINT_KEYS_MAX = 20
 """Rows that a request may name by a filter over the key to be answered without Spark."""
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import httpx
 import jwt
+import msgspec
 import psycopg
 import pytest
 
-from headwater.errors import LimitExceeded, TimedOut
-from headwater.past import reads
+from headwater.errors import LimitExceeded, NotFound, ResyncRequired, TimedOut
+from headwater.hub.subscriptions.subscriber import Access
+from headwater.live.filters.filter import EVERYTHING
+from headwater.model import Column, Table
+from headwater.past import reads, routes
+from headwater.past.access import RowGuard
 from headwater.past.reads import PastReads
+from headwater.pipeline.reading import changes
 from headwater.testing.gateway_process import Served, serving
 from tests.support.lake.truth import opened, take_in
 
@@ -64,6 +71,7 @@ def make_notes(database: psycopg.Connection[Any]) -> list[datetime]:
         "insert into notes values (%s, 'ann', 1)",
         "update notes set amount = 2.5 where id = %s",
         "update notes set owner = 'bob' where id = %s",
+        "update notes set owner = 'zoe' where id = %s",
         "update notes set owner = 'ann' where id = %s",
         "delete from notes where id = %s",
     ):
@@ -82,6 +90,9 @@ def past(url: str, tmp_path: Path) -> Any:
         database.execute("select headwater.enable_reactivity('guarded')")
         database.execute("alter table guarded enable row level security")
         times = make_notes(database)
+        database.execute("create table prices (price numeric(9,2) primary key)")
+        database.execute("select headwater.enable_reactivity('prices')")
+        database.execute("insert into prices values (1), ('NaN')")
         take_in(str(tmp_path / "lake"), url)
         database.execute("insert into notes values (%s, 'ann', 9)", [KEY])
     settings: dict[str, Any] = {"auth_secret": SECRET, "lake_location": str(tmp_path / "lake")}
@@ -101,12 +112,15 @@ def test_what_users_see(past: Any) -> None:
         inserted,
         inserted | {"amount": "2.50"},
         inserted | {"amount": "2.50", "owner": "bob"},
+        inserted | {"amount": "2.50", "owner": "zoe"},
         inserted | {"amount": "2.50"},
         None,
     ]
     now = datetime.now(UTC)
     assert row("ann", now) == inserted | {"amount": "9.00"}, "the log has it, the lake does not"
-    assert [row("filtered", at) is None for at in times] == [False, False, True, False, True]
+    assert [row("filtered", at) is None for at in times] == [
+        False, False, True, True, False, True,
+    ]  # fmt: skip
     assert row("lately", times[0]) == inserted, "a few seconds ago"
     assert row("lately", now - timedelta(hours=1)) == 410
     assert row("eve", now) == 403
@@ -114,7 +128,7 @@ def test_what_users_see(past: Any) -> None:
     answer = get(served, "ann", "history/notes", key=KEY)
     assert answer.status_code == 200, served.log.read_text()
     whole = answer.json()
-    ops = ["insert", "delete", "update", "update", "update", "insert"]
+    ops = ["insert", "delete", "update", "update", "update", "update", "insert"]
     assert [version["op"] for version in whole["versions"]] == ops
     assert whole["versions"][2]["changed"] == ["owner"]
     assert whole["before"] is None
@@ -123,6 +137,10 @@ def test_what_users_see(past: Any) -> None:
         "insert", "delete", "insert", "delete", "update", "insert",
     ]  # fmt: skip
     assert "bob" not in str(seen)
+    # When a row that is hidden changes again (from bob to zoe) is hidden too.
+    ends = [version["valid_to"] for version in seen]
+    begins = [version["valid_from"] for version in seen]
+    assert ends == [None, None, begins[1], None, begins[3], begins[4]]
 
     pages, before = [], None
     while True:
@@ -141,6 +159,28 @@ def test_what_users_see(past: Any) -> None:
         for before in (version["seq"] - 1, version["seq"], version["seq"] + 1, 1):
             page = get(served, "now", "history/notes", key=KEY, before=before).json()
             assert page["versions"] in ([], now_only), (version["seq"], before)
+
+
+def test_the_ends_of_what_can_be_asked_for(past: Any) -> None:
+    """Times and numbers that no row has are answered, and no error of the gateway."""
+    served, _ = past
+
+    def row(table: str, key: str, at: str) -> Any:
+        answer = get(served, "ann", f"asof/{table}", key=key, at=at)
+        return answer.json()["row"] if answer.status_code == 200 else answer.status_code
+
+    last, first = "9999-12-31T23:59:59", "0001-01-01T00:00:00"
+    for at in (f"{last}Z", f"{last}-05:00", f"{last}+05:00"):
+        assert row("notes", KEY, at) == {"id": KEY, "owner": "ann", "amount": "9.00"}
+    for at in (f"{first}Z", f"{first}-05:00", f"{first}+05:00", f"{first}+05:00"):
+        assert row("notes", KEY, at) == 410, "it was not captured yet"
+    for key in ("1", "1.0000"):
+        assert row("prices", key, f"{last}Z") == {"price": "1.00"}
+    for key in ("1.004", "1e30", "1e2000", "Infinity", "-Infinity"):
+        assert row("prices", key, f"{last}Z") == 410, "no change has it"
+        versions = get(served, "ann", "history/prices", key=key)
+        assert (versions.status_code, versions.json().get("versions")) == (200, [])
+    assert row("prices", "NaN", f"{last}Z") == {"price": "NaN"}
 
 
 @pytest.mark.parametrize(
@@ -177,6 +217,40 @@ def test_a_gateway_without_a_lake(url: str, tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "past_unknown")
         assert str(tmp_path) not in answer.text
         assert served.get("/v1/history/notes", params={"key": KEY}).status_code == 401
+
+
+def test_a_table_under_the_name_of_a_dropped_one(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its own past is looked at, and bounded; it is not found where the lake lacks it."""
+    lake, at = str(tmp_path / "lake"), datetime.now(UTC)
+    with opened(url) as database:
+        make_notes(database)
+        take_in(lake, url)
+        database.execute("drop table notes")
+        make_notes(database)
+        (oid,) = database.execute("select 'notes'::regclass::int8").fetchone() or (0,)
+    table = Table(1, "public", "notes", (Column("id", "text", "text"),), ("id",), oid)
+    asked = routes._PastRequest(lake, url, table, (KEY,), Access(), None)
+    options = routes._Options(at, None, 200)
+    monkeypatch.setattr(reads, "PAST_BYTES_MAX", 0)  # the log alone has changes of it
+    with pytest.raises(ResyncRequired, match="no snapshot"):
+        reads._translated(partial(routes._as_of, asked, options), lambda: None, 10)
+    found = reads._translated(partial(routes._history, asked, options), lambda: None, 10)
+    assert len(found.versions) == 6
+
+    without_log = msgspec.structs.replace(asked, url="postgresql://127.0.0.1:1/none")
+    for read in (routes._as_of, routes._history):
+        with pytest.raises(NotFound, match="the past of this table is not stored"):
+            reads._translated(partial(read, without_log, options), lambda: None, 10)
+
+
+def test_an_image_of_a_shape_that_the_lake_lacks() -> None:
+    table = Table(1, "public", "notes", (Column("id", "integer", "integer"),), ("id",), 7)
+    guard = RowGuard(partial(changes.known, {1: table}), EVERYTHING)
+    assert guard.seen('{"id":5}', 1) == {"id": 5}
+    with pytest.raises(ResyncRequired, match="the lake lacks shape 2"):
+        guard.seen('{"id":5}', 2)
 
 
 async def test_a_read_keeps_its_place_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -433,6 +433,18 @@ def test_the_schedule(
     late = ReconcileJob(lake, url, timedelta(microseconds=1), metrics)
     JobThread("reconcile", late.step).work()
     assert [each.outcome for each in drift.last(lake.drift_path)] == ["equal"]
+    # A comparison that fails early is one of that table too: it is reported, and not due again.
+    monkeypatch.setattr(limits, "SNAPSHOT_LOCK_SECONDS", 0.05)
+    with opened(url) as database, database.transaction():
+        database.execute("lock table items")
+        JobThread("reconcile", late.step).work()
+        run.work()
+    (failed,) = drift.last(lake.drift_path)
+    assert (failed.table, failed.outcome) == ("items", "failed")
+    reported = run.progress()
+    assert reported is not None
+    assert reported.error == f"items: {failed.error}"
+    assert len(delta.read_arrow(DeltaTable(lake.drift_path), drift.DRIFT)) == 4
 
 
 def test_a_snapshot_that_was_computed_during_a_repair(

@@ -269,6 +269,14 @@ FILTERS: list[tuple[Filter, str]] = [
      "code = '0b5d2c34-63c5-4b5e-8d4a-4f5a2a1e9d01'"),
     (c.padded == "ab", "padded = 'ab'"),
     (c.at < "12:30:00.5", "at < '12:30:00.5'"),
+    # Numbers that the type of the column cannot hold.
+    (c.wide.in_("7.004", "-1e50", "NaN"), "wide in (7.004, -1e50, 'NaN')"),
+    ((c.wide >= "6.999") & (c.wide < "7.001"), "wide >= 6.999 and wide < 7.001"),
+    ((c.wide > "7.004") | (c.wide <= "6.996"), "wide > 7.004 or wide <= 6.996"),
+    ((c.wide != "7.004") & (c.amount < "NaN"), "wide <> 7.004 and amount < 'NaN'"),
+    ((c.region < 10**20) & (c.region > "2.5"), "region < 1e20 and region > 2.5"),
+    ((c.big == 2**63 - 1) | (c.big == 2**63), "big in (9223372036854775807, 9223372036854775808)"),
+    ((c.big > "-1e50") & (c.region > "-1e30"), "big > -1e50 and region > -1e30"),
 ]  # fmt: skip
 
 
@@ -281,7 +289,7 @@ def test_filters_and_types(url: str, spark: SparkSession, tmp_path: Path) -> Non
               id int primary key, region smallint, amount numeric, note text, ratio float8,
               tall timestamptz, code uuid, padded char(4), at time, day date, plain timestamp,
               raw bytea, tags text[], sums numeric(5,2)[], document json, small real, big bigint,
-              yes boolean, forever date)""")
+              yes boolean, forever date, wide numeric(38,2) default 7)""")
         enable(database, "things")
         database.execute(r"""
             insert into things values

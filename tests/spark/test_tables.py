@@ -703,7 +703,7 @@ def test_what_no_event_says(
     """A gap, or another shape, is in the typed tables a round later, however late it is found."""
     lake = lake_at(tmp_path, spark)
     with opened(url) as database:
-        seed = first_seed(20261123) + number
+        seed = first_seed(1) + number
         story = QuietTables(url, lake, database, seed, monkeypatch)
         story.look()
         story.merge()

@@ -7,7 +7,7 @@ then is shown as a row that was there before: a feed shows it as the image befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +25,8 @@ from headwater.protocol import Wire
 
 class PastVersion(msgspec.Struct, frozen=True, omit_defaults=True):
     """A version of a row; its fields are named as those of a change in a feed. `valid_to` is None
-    for the version that is valid now."""
+    for the version that is valid now, and for one without a row that the user may see: when such a
+    row changes again is hidden too."""
 
     seq: int
     op: str
@@ -41,11 +42,11 @@ class PastVersion(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RowGuard:
-    """Decodes the images of one table in any of its shapes, and hides those that the filter does
-    not match. Forbidden where memory cannot decide."""
+    """Decodes the images of one table in any of its shapes, which `table_of` returns, and hides
+    those that the filter does not match. Forbidden where memory cannot decide."""
 
-    def __init__(self, tables: Mapping[int, Table], where: Filter) -> None:
-        self._tables = tables
+    def __init__(self, table_of: Callable[[int], Table], where: Filter) -> None:
+        self._table_of = table_of
         self._where = where
 
     def seen(self, image: str | None, shape: int) -> Row | None:
@@ -53,10 +54,10 @@ class RowGuard:
         if image is None:
             return None
         row = self.decoded(image, shape)
-        return row if self.matches(row, self._tables[shape]) else None
+        return row if self.matches(row, self._table_of(shape)) else None
 
     def decoded(self, image: str, shape: int) -> Row:
-        return ImageDecoder(self._tables[shape])(image)
+        return ImageDecoder(self._table_of(shape))(image)
 
     def matches(self, row: Row, table: Table) -> bool:
         if self._where == EVERYTHING:
@@ -72,7 +73,7 @@ class RowGuard:
 
     def wire(self, row: Row | None, shape: int) -> Row | None:
         """The row as it is sent."""
-        return None if row is None else dict(Wire(self._tables[shape]).row(row))
+        return None if row is None else dict(Wire(self._table_of(shape)).row(row))
 
 
 def seen_versions(
@@ -106,7 +107,7 @@ def _seen(
     # A truncate has no image: whether the user could see the row is not known from it.
     if before is None and after is None:
         return None
-    shape, ends = version["shape"], version["valid_to"]
+    shape, ends = version["shape"], None if after is None else version["valid_to"]
     if is_early or version["op"] == "before":
         return PastVersion(0, "before", None, ends, after=guard.wire(after, shape))
     op = version["op"] if None not in (before, after) else "insert" if before is None else "delete"

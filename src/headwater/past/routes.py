@@ -141,16 +141,18 @@ def _as_of(asked: _PastRequest, options: _Options, check: Check, seconds: float)
         raise InvalidQuery("the moment is missing", path="at", hint="Send ?at=2026-11-15T10:00Z.")
     _check_age(asked, options.at)
     with spark_needed():
-        from headwater.pipeline.reading import choice, points, state
+        from headwater.pipeline.reading import changes, choice, points, state
 
-    label, at = asked.table.label, options.at
+    label, at, relation = asked.table.label, options.at, asked.table.oid
     with points.opened(asked.lake, asked.url, seconds=seconds, check=check) as reader:
         time = at if isinstance(at, datetime) else None
         position = None if time is not None else str(at)
-        check_size(choice.plan(reader, AsOfRequest(label, time, position, key=asked.key)).bytes)
-        found, rows = reader.images(label, at, [asked.key], relation=asked.table.oid)
+        request = AsOfRequest(label, time, position, key=asked.key)
+        check_size(choice.plan(reader, request, relation=relation).bytes)
+        ((found, rows),) = reader.images(label, at, [asked.key], relation=relation)
     names = state.names_of(found.passed)
-    guard = RowGuard({table.id: table for table in found.passed}, asked.access.where)
+    passed = {table.id: table for table in found.passed}
+    guard = RowGuard(partial(changes.known, passed), asked.access.where)
     for image in rows:
         row = guard.decoded(image["image"], image["shape"])
         if image["shape"] in names:
@@ -181,19 +183,20 @@ def _check_age(asked: _PastRequest, at: Moment) -> None:
 
 def _history(asked: _PastRequest, options: _Options, check: Check, seconds: float) -> PastVersions:
     with spark_needed():
-        from headwater.pipeline.reading import choice, points
+        from headwater.pipeline.reading import changes, choice, points
 
-    label = asked.table.label
+    label, relation = asked.table.label, asked.table.oid
     with points.opened(asked.lake, asked.url, seconds=seconds, check=check) as reader:
-        check_size(choice.plan(reader, RowHistoryRequest(label, asked.key)).bytes)
+        request = RowHistoryRequest(label, asked.key)
+        check_size(choice.plan(reader, request, relation=relation).bytes)
         page = reader.newest_versions(
             label,
             asked.key,
             limit=options.limit,
             before=options.before,
-            relation=asked.table.oid,
+            relation=relation,
         )
-    guard = RowGuard(page.tables, asked.access.where)
+    guard = RowGuard(partial(changes.known, page.tables), asked.access.where)
     versions = list(seen_versions(page.versions, guard, asked.earliest))
     last = page.versions[-1]["valid_from"] if page.versions else None
     is_over = asked.earliest is not None and (last is None or last < asked.earliest)

@@ -7,9 +7,11 @@ was open then.
 
 from __future__ import annotations
 
+import json
 import random
+from collections import defaultdict
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -36,10 +38,18 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "float8": (0.0, -1.5, 1e300, 1e15, 1e14, 0.1, 1e-5, float("inf")),
     "real": (0.0, 1.0, 0.5, 1e6, 123456.0),
     "timestamptz": tuple(EPOCH + timedelta(microseconds=n) for n in (0, 1, 100, 10**6, 10**12)),
+    "time": tuple(map(time.fromisoformat, ("00:00", "10:00:00.5", "23:59:59.999999"))),
     "date": tuple(EPOCH.date() + timedelta(days=n) for n in (0, 1, 400)),
     "uuid": tuple(UUID(int=n) for n in (0, 1, 2**127)),
     "boolean": (True, False),
 }
+
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "int": (Decimal("7.5"), 10**12, 10**30),
+    "bigint": (Decimal("-0.5"), 2**63, Decimal("-1e50")),
+    "numeric(10,2)": tuple(map(Decimal, ("1.1", "1.104", "1.095", "-0", "1e30", "1e50", "NaN"))),
+}
+"""Constants that the type cannot hold, or that are written in another way than its values."""
 
 TABLES = ("orders", "it's", 'quo"te\\d', "Ünïcode ✓", "select", "x" * 63)
 COLUMNS = ("id", "k'ey", 'k"2\\', "Größe")
@@ -54,6 +64,31 @@ class KeyedTable(NamedTuple):
     @property
     def sql(self) -> sql.Identifier:
         return sql.Identifier(self.name)
+
+
+class KeyFilter(NamedTuple):
+    """Constants that each column of the key is compared with."""
+
+    values: dict[str, list[Any]]
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """As people type them."""
+        return tuple(
+            json.dumps([name, "in", list(map(_constant, values))])
+            for name, values in self.values.items()
+        )
+
+    def matches(self, key: tuple[Any, ...]) -> bool:
+        return all(part in own for part, own in zip(key, self.values.values(), strict=True))
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, float):
+        value = Decimal(repr(value))  # it prints Infinity as PostgreSQL does
+    return value if isinstance(value, int | str) else str(value)
 
 
 class Truth(NamedTuple):
@@ -76,6 +111,7 @@ class RowHistory:
         self._database, self._other, self._url = database, other, url
         self._paths = LakePaths(root)
         self._columns = 0
+        self._added: defaultdict[KeyedTable, list[str]] = defaultdict(list)
         self.tables = [self._table(name) for name in self.rng.sample(TABLES, 2)]
         take_in(root, url)
 
@@ -83,6 +119,8 @@ class RowHistory:
         """Leaves the newest changes in the log alone."""
         for turn in range(turns):
             self._transaction(self._database)
+            if turn == turns - 1:  # a change in any case
+                self._insert(self._database, self.tables[0])
             if self.rng.random() < 0.2:
                 self._overlapping()
             self._copy(quiet=True)
@@ -114,6 +152,13 @@ class RowHistory:
     def a_key(self, table: KeyedTable) -> tuple[Any, ...]:
         return tuple(self.rng.choice(KEYS[kind]) for _, kind in table.key)
 
+    def a_filter(self, table: KeyedTable) -> KeyFilter:
+        values = {
+            name: self.rng.choices((*KEYS[kind], *OTHERS.get(kind, ())), k=self.rng.choice((1, 2)))
+            for name, kind in table.key
+        }
+        return KeyFilter(values)
+
     def _run(self, text: str, **parts: sql.Composable) -> None:
         self._database.execute(sql.SQL(text).format(**parts))
 
@@ -124,9 +169,11 @@ class RowHistory:
         with database.transaction():
             for _ in range(self.rng.randint(1, 4)):
                 self._statement(database, table)
-            if alters and self.rng.random() < 0.1:
+            if alters and self.rng.random() < 0.15:
                 self._alter(table)
             if alters and self.rng.random() < 0.05:
+                # So that the log has each row: a history begins with its first change.
+                self._run("update {t} set n = 0", t=table.sql)
                 self._run("truncate {t}", t=table.sql)
 
     def _overlapping(self) -> None:
@@ -195,11 +242,20 @@ class RowHistory:
         database.execute(query)
 
     def _alter(self, table: KeyedTable) -> None:
-        """A column more, and a change of every row with it; so each copy has the new columns."""
+        """A column more, and a change of every row with it; so each copy has the new columns. Or
+        another name for such a column, and a change of one row."""
         self._columns += 1
-        name = sql.Identifier(f"more {self._columns}")
-        self._run("alter table {t} add column {c} int", t=table.sql, c=name)
-        self._run("update {t} set {c} = 7", t=table.sql, c=name)
+        added, name = self._added[table], f"more {self._columns}"
+        if added and self.rng.random() < 0.5:
+            old = sql.Identifier(added.pop())
+            self._run(
+                "alter table {t} rename {old} to {c}", t=table.sql, old=old, c=sql.Identifier(name)
+            )
+        else:
+            column = sql.Identifier(name)
+            self._run("alter table {t} add column {c} int", t=table.sql, c=column)
+            self._run("update {t} set {c} = 7", t=table.sql, c=column)
+        added.append(name)
         self._insert(self._database, table)
 
     # -------------------------------------------------------------------- the lake
@@ -230,9 +286,14 @@ class RowHistory:
 
 def _as_stored(row: dict[str, Any]) -> dict[str, Any]:
     """The values as the lake's types have them."""
-    stored = {name: str(v) if isinstance(v, UUID) else v for name, v in row.items()}
+    stored = {name: _text(v) if isinstance(v, UUID | time) else v for name, v in row.items()}
     real = row["r"]
     return stored | {"r": None if real is None else single(real)}
+
+
+def _text(value: UUID | time) -> str:
+    text = str(value)
+    return text.rstrip("0") if "." in text else text
 
 
 def _is(table: KeyedTable, key: tuple[Any, ...]) -> sql.Composed:

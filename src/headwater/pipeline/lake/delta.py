@@ -29,7 +29,13 @@ from headwater import limits
 from headwater.errors import PipelineError
 from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.files import FileLocation
-from headwater.pipeline.lake.parquet import BLOOM_COLUMNS, adopt_staged, rows_of, write_files
+from headwater.pipeline.lake.parquet import (
+    BLOOM_COLUMNS,
+    LAKE_ROW_GROUP_BYTES,
+    adopt_staged,
+    rows_of,
+    write_files,
+)
 from headwater.pipeline.permissions import make_folders
 
 if TYPE_CHECKING:
@@ -81,6 +87,17 @@ def append_frame(
     return files
 
 
+_SPARK_WRITER = {
+    "compression": "zstd",
+    # A reader has one part of a file in memory, and a page of each column.
+    "parquet.block.size": str(LAKE_ROW_GROUP_BYTES),
+    # After this many rows the writer looks whether these are full: a row may have a megabyte.
+    "parquet.block.size.row.check.min": "10",
+    "parquet.page.size.row.check.min": "10",
+}
+"""How Spark's own writer writes Parquet."""
+
+
 def write_staged(
     path: str, frame: DataFrame, columns: Sequence[str], *, blooms: bool = False
 ) -> list[AddAction]:
@@ -88,7 +105,7 @@ def write_staged(
     columns. They become visible by a commit."""
     place, stage = FileLocation.of(path), f"{STAGE}/{uuid4()}"
     counted, written = _counted(frame)
-    writer = counted.write.partitionBy(*columns).option("compression", "zstd")
+    writer = counted.write.partitionBy(*columns).options(**_SPARK_WRITER)
     if blooms:
         # Filters of the size that they need, instead of a megabyte each.
         writer = writer.option("parquet.bloom.filter.adaptive.enabled", "true")

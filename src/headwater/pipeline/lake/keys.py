@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from decimal import Decimal
+from datetime import datetime, time
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 from psycopg import sql
 
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
 from headwater.live.kinds import single
 from headwater.model import Column, Table
-from headwater.pipeline.lake.schemas import arrow_type
+from headwater.pipeline.lake.schemas import scale
+
+_DIGITS_MAX = 1_000
+"""Digits that PostgreSQL lets a numeric with a scale have."""
 
 
 def key_text(table: Table, key: Any) -> str:
-    """The text of a key: one value, several in the order of the key, or by their names.
+    """The text of a key: one value, several in the order of the key, or by their names. No row has
+    the text of a value that its column cannot hold.
 
     >>> column = Column("id", "integer", "integer")
     >>> key_text(Table(1, "public", "orders", (column,), ("id",)), "42")
@@ -76,10 +79,14 @@ def _json(column: Column, value: Any) -> str:
 def _printed(column: Column, value: Any) -> str:
     """As PostgreSQL prints it in JSON."""
     match value:
+        case Decimal() if not value.is_finite():
+            return json.dumps(str(value))
         case Decimal():
             return f"{_scaled(column, value):f}"
         case datetime():
             return json.dumps(moment_text(value))
+        case time():
+            return json.dumps(clock_text(value))
         case bytes():
             return json.dumps(f"\\x{value.hex()}")
         case str():
@@ -112,10 +119,16 @@ def float_json(value: float, digits: int) -> str:
 
 
 def _scaled(column: Column, value: Decimal) -> Decimal:
-    kind = arrow_type(column)
-    if column.declared == column.type or not pa.types.is_decimal(kind):
+    """With the zeros that the column's scale adds; a value that does not fit stays as it is."""
+    value = value if value else value.copy_abs()  # PostgreSQL knows no negative zero
+    digits = scale(column)
+    if digits is None:
         return value
-    return value.quantize(Decimal(1).scaleb(-kind.scale))
+    try:
+        scaled = value.quantize(Decimal(1).scaleb(-digits), context=Context(prec=_DIGITS_MAX))
+    except InvalidOperation:
+        return value
+    return scaled if scaled == value else value
 
 
 def moment_text(value: datetime) -> str:
@@ -123,6 +136,16 @@ def moment_text(value: datetime) -> str:
     text = value.isoformat(timespec="microseconds")
     head, tail = text[:26].rstrip("0").rstrip("."), text[26:]
     return head + tail
+
+
+def clock_text(value: time) -> str:
+    """As PostgreSQL prints it: without zeros at the end.
+
+    >>> clock_text(time(10, 0, 0, 500_000)), clock_text(time(10, 30))
+    ('10:00:00.5', '10:30:00')
+    """
+    text = value.isoformat()
+    return text.rstrip("0") if "." in text else text
 
 
 def _padded(column: Column, value: str) -> str:

@@ -8,7 +8,7 @@ in `headwater.log.between`.
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from headwater.model import Position
@@ -38,10 +38,30 @@ def parse_moment(text: str) -> Moment:
 
 
 def aware(when: Moment) -> Moment:
-    """The moment with its time zone."""
-    if isinstance(when, Position) or when.tzinfo is not None:
-        return when
-    return when.replace(tzinfo=UTC)
+    """The moment in UTC."""
+    return when if isinstance(when, Position) else in_utc(when)
+
+
+def in_utc(at: datetime) -> datetime:
+    """The time in UTC; the first or the last one that Python knows instead of one beyond.
+
+    >>> in_utc(datetime.fromisoformat("9999-12-31T23:59:59-05:00")).isoformat()
+    '9999-12-31T23:59:59.999999+00:00'
+    """
+    if at.tzinfo is None:
+        return at.replace(tzinfo=UTC)
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        end = datetime.min if at.year == datetime.min.year else datetime.max
+        return end.replace(tzinfo=UTC)
+
+
+def shifted(at: datetime, by: timedelta) -> datetime:
+    """The time earlier or later; itself at the ends of what Python knows."""
+    with suppress(OverflowError):
+        return at + by
+    return at
 
 
 def contained_sql(position: Position, xid: str = "xid") -> str:
@@ -66,9 +86,20 @@ def of_log_sql(log: str) -> str:
     return f"(position like '{log}-%')"
 
 
+_SQL_TIMES = datetime(1700, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
+"""DataFusion computes with nanoseconds, which end soon after. No transaction is older or later."""
+
+
 def instant(at: datetime) -> str:
-    """A time as SQL reads it, to the microsecond."""
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    """A time as SQL reads it, to the microsecond; one before or after every transaction as another
+    one that is.
+
+    >>> instant(datetime.max), instant(datetime(2026, 11, 15, 10))
+    ('2262-01-01T00:00:00Z', '2026-11-15T10:00:00Z')
+    """
+    first, last = _SQL_TIMES
+    at = min(max(in_utc(at), first), last)
+    return at.isoformat().replace("+00:00", "Z")
 
 
 def contained(position: Position, xid: str = "xid") -> SparkColumn:

@@ -30,7 +30,7 @@ _LAKE_ROW_GROUP_ROWS = 100_000
 """Rows in one part of a Parquet file of the lake. Readers pass over parts that have nothing for
 them."""
 
-_LAKE_ROW_GROUP_BYTES = 32 * 2**20
+LAKE_ROW_GROUP_BYTES = 32 * 2**20
 """Bytes of rows in one part of a Parquet file, before they are compressed. Only a single row may be
 larger. A reader has one part in memory."""
 
@@ -113,7 +113,7 @@ class _TableWriter:
                 if file.is_complete:
                     self._close(values)
         waiting = self._files.values()
-        while sum(file.waiting_bytes for file in waiting) > _LAKE_ROW_GROUP_BYTES:
+        while sum(file.waiting_bytes for file in waiting) > LAKE_ROW_GROUP_BYTES:
             max(waiting, key=lambda file: file.waiting_bytes).write_waiting()
 
     def finish(self) -> list[AddAction]:
@@ -170,7 +170,7 @@ class _PartitionFile:
 
     def add(self, rows: pa.RecordBatch) -> None:
         size = rows.nbytes
-        if self.waiting_bytes + size > _LAKE_ROW_GROUP_BYTES:
+        if self.waiting_bytes + size > LAKE_ROW_GROUP_BYTES:
             self.write_waiting()
         self._waiting.append(rows)
         self.waiting_bytes += size
@@ -260,7 +260,7 @@ def _is_in(batch: pa.RecordBatch, values: Mapping[str, Any]) -> Any:
 def _bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The rows in pieces that fit into one part of a file. Halves, because one row may be as large
     as all others together."""
-    fits = rows.nbytes <= _LAKE_ROW_GROUP_BYTES and rows.num_rows <= _LAKE_ROW_GROUP_ROWS
+    fits = rows.nbytes <= LAKE_ROW_GROUP_BYTES and rows.num_rows <= _LAKE_ROW_GROUP_ROWS
     if fits or rows.num_rows == 1:
         yield rows
         return

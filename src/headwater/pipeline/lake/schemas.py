@@ -70,6 +70,17 @@ def _numeric_type(declared: str) -> pa.DataType:
     return pa.decimal128(digits, max(scale, 0)) if digits <= 38 else pa.string()
 
 
+def scale(column: Column) -> int | None:
+    """The digits after the point that PostgreSQL prints of each value of a numeric; None for a
+    column without a scale.
+
+    >>> [scale(Column("n", "numeric", kind)) for kind in ("numeric(12,2)", "numeric(9)", "numeric")]
+    [2, 0, None]
+    """
+    match = _NUMERIC.fullmatch(column.declared)
+    return None if match is None else max(int(match[2] or 0), 0)
+
+
 _TYPES: dict[str, pa.DataType] = {
     "smallint": pa.int16(),
     "integer": pa.int32(),

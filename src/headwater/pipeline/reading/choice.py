@@ -49,14 +49,14 @@ class ReadPlan(msgspec.Struct, frozen=True):
         return sum(read.bytes for read in self.reads)
 
 
-def plan(reader: PointReader, request: LakeRequest) -> ReadPlan:
+def plan(reader: PointReader, request: LakeRequest, *, relation: int | None = None) -> ReadPlan:
     """How a request is answered. The errors of the request, where it names no table or no key of
-    it."""
+    it. With a `relation`, of that table, whatever its name was then."""
     match request:
         case RowHistoryRequest():
-            return _chosen(reader, _history_reads(reader, request), (request.key,))
+            return _chosen(reader, _history_reads(reader, request, relation), (request.key,))
         case AsOfRequest():
-            return _plan_state(reader, request)
+            return _plan_state(reader, request, relation)
     return ReadPlan("spark", "it counts the changes of many rows")
 
 
@@ -73,11 +73,12 @@ def run(reader: PointReader, request: LakeRequest, chosen: ReadPlan) -> PointAns
 # ------------------------------------------------------------------------ the choice
 
 
-def _plan_state(reader: PointReader, request: AsOfRequest) -> ReadPlan:
-    known = reader.resolver.shapes(request.table)
+def _plan_state(reader: PointReader, request: AsOfRequest, relation: int | None) -> ReadPlan:
     when = aware(request.when)
-    relation = reader.resolver.relation(known, request.table, when)
-    tables = [shape.table for shape in known if shape.table.oid == relation]
+    if relation is None:
+        known = reader.resolver.shapes(request.table)
+        relation = reader.resolver.relation(known, request.table, when)
+    tables = reader.resolver.tables(request.table, relation)
     keys: tuple[Any, ...] | None = None
     if request.key is not None:
         keys = (request.key,)
@@ -87,7 +88,15 @@ def _plan_state(reader: PointReader, request: AsOfRequest) -> ReadPlan:
             return ReadPlan("spark", "its filter is not one over the whole key, by = or in")
         keys = tuple(named)
     texts = None if keys is None else [key_text(tables[-1], key) for key in keys]
-    return _chosen(reader, _state_reads(reader, relation, when, texts), keys)
+    reads = _state_reads(reader, relation, when, texts)
+    if keys is None and reader.log is not None and reader.has_log:
+        most = limits.LAKE_SMALL_LOG_CHANGES
+        changes, waiting = reader.log.measured(relation, most + 1)
+        if changes > most:
+            reason = f"the end of the log has more than {most:,} changes of it"
+            return ReadPlan("spark", reason, reads, True, keys)
+        return _chosen(reader, reads, keys, waiting)
+    return _chosen(reader, reads, keys)
 
 
 def _keys_of(request: AsOfRequest, tables: list[Table]) -> list[tuple[Any, ...]] | None:
@@ -100,9 +109,13 @@ def _keys_of(request: AsOfRequest, tables: list[Table]) -> list[tuple[Any, ...]]
 
 
 def _chosen(
-    reader: PointReader, reads: tuple[PlannedRead, ...], keys: tuple[Any, ...] | None
+    reader: PointReader,
+    reads: tuple[PlannedRead, ...],
+    keys: tuple[Any, ...] | None,
+    of_log: int = 0,
 ) -> ReadPlan:
-    total = sum(read.bytes for read in reads)
+    """The engine for these files, and for the bytes that all rows have in the end of the log."""
+    total = of_log + sum(read.bytes for read in reads)
     what, most = ("single rows", limits.LAKE_POINT_BYTES_MAX)
     if keys is None:
         what, most = ("a small table", limits.LAKE_SMALL_TABLE_BYTES)
@@ -147,9 +160,11 @@ def _state_reads(
     return tuple(reads)
 
 
-def _history_reads(reader: PointReader, request: RowHistoryRequest) -> tuple[PlannedRead, ...]:
+def _history_reads(
+    reader: PointReader, request: RowHistoryRequest, relation: int | None
+) -> tuple[PlannedRead, ...]:
     """The events of the row, and its images in snapshots."""
-    _, steps = reader.resolver.steps(request.table, request.key)
+    _, steps = reader.resolver.steps(request.table, request.key, relation=relation)
     assert steps.key is not None
     reads = [_read(reader.events, "events", steps.file_condition())]
     stored = delta.open_table(reader.paths.snapshots.rows)

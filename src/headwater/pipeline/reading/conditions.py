@@ -8,6 +8,7 @@ inet): such comparisons are refused.
 from __future__ import annotations
 
 from datetime import time
+from decimal import ROUND_FLOOR, Context, Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Any, assert_never
 from uuid import UUID
@@ -20,6 +21,7 @@ from headwater.live.filters.check import check
 from headwater.live.filters.filter import And, Compare, Filter, In, IsNull, Like, Not, Or
 from headwater.live.filters.like import tokens
 from headwater.model import Column, Table
+from headwater.pipeline.lake.keys import clock_text
 from headwater.pipeline.lake.schemas import arrow_type
 
 if TYPE_CHECKING:
@@ -71,22 +73,68 @@ class _ConditionBuilder:
 
         column = self._columns[name]
         _check_comparable(column, operator, value)
-        left, right = self._value(name), _constant(column, value)
+        left = self._value(name)
+        if isinstance(value, int | Decimal) and not isinstance(value, bool):
+            kind = arrow_type(column)
+            if pa.types.is_decimal(kind) or pa.types.is_integer(kind):
+                return _compare_number(left, operator, Decimal(value), kind)
+        right = _constant(column, value)
         if column.type == "character":
             left, right = f.rtrim(left), f.rtrim(right)
-        match operator:
-            case "=":
-                return left == right
-            case "!=":
-                return left != right
-            case "<":
-                return left < right
-            case "<=":
-                return left <= right
-            case ">":
-                return left > right
-            case _:
-                return left >= right
+        return _compared(left, operator, right)
+
+
+def _compared(left: SparkColumn, operator: str, right: SparkColumn) -> SparkColumn:
+    match operator:
+        case "=":
+            return left == right
+        case "!=":
+            return left != right
+        case "<":
+            return left < right
+        case "<=":
+            return left <= right
+        case ">":
+            return left > right
+        case _:
+            return left >= right
+
+
+def _compare_number(
+    left: SparkColumn, operator: str, value: Decimal, kind: pa.DataType
+) -> SparkColumn:
+    """Spark would round a constant that the column's type cannot hold, refuse it, or take NULL for
+    a match. The column has no value between the constant and `below`."""
+    from pyspark.sql import functions as f
+
+    lowest, highest, scale = _span(kind)
+    if value.is_nan() or value > highest:  # NaN is above every number
+        below = highest
+    elif value < lowest:
+        is_less = operator in ("=", "<", "<=")
+        return left < f.lit(lowest) if is_less else left >= f.lit(lowest)
+    else:
+        context = Context(prec=39, rounding=ROUND_FLOOR)
+        below = value.quantize(Decimal(1).scaleb(-scale), context=context)
+    bound = f.lit(int(below) if isinstance(lowest, int) else below)
+    if below == value:
+        return _compared(left, operator, bound)
+    match operator:
+        case "=":
+            return left < f.lit(lowest)
+        case "!=":
+            return left >= f.lit(lowest)
+        case "<" | "<=":
+            return left <= bound
+    return left > bound
+
+
+def _span(kind: pa.DataType) -> tuple[Any, Any, int]:
+    """The lowest and the highest constant that is compared with such a column, and its scale."""
+    if pa.types.is_integer(kind):
+        return -(2**63), 2**63 - 1, 0
+    highest = Decimal((0, (9,) * kind.precision, -kind.scale))
+    return highest.copy_negate(), highest, kind.scale
 
 
 def _check_comparable(column: Column, operator: str, value: Any) -> None:
@@ -110,18 +158,12 @@ def _constant(column: Column, value: Any) -> SparkColumn:
         case UUID():
             return f.lit(str(value))
         case time():
-            return f.lit(_clock(value))
+            return f.lit(clock_text(value))
         case float() if column.type == "real":
             return f.lit(value).cast("float")
         case bytes():
             return f.lit(bytearray(value))
     return f.lit(value)
-
-
-def _clock(value: time) -> str:
-    """As PostgreSQL prints it: without zeros at the end."""
-    text = value.isoformat()
-    return text.rstrip("0") if "." in text else text
 
 
 _SPECIAL = frozenset(".^$*+?()[]{}|\\")

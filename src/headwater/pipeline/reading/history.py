@@ -179,9 +179,10 @@ def _reaches(change: AnswerRow, when: Moment, missed: Sequence[LakeGap]) -> bool
 
 
 def _in_order(spans: Iterable[AnswerRow], first: int) -> tuple[int, ...]:
-    """The shapes of changes in order, beginning with `first`."""
-    found = sorted(spans, key=lambda span: int(span["last"]))
-    return (first, *(span["shape"] for span in found if span["shape"] != first))
+    """The shapes of changes in order, beginning with `first`. It may be the last one again, where
+    an alteration was taken back."""
+    found = [span["shape"] for span in sorted(spans, key=lambda span: int(span["last"]))]
+    return tuple(found) if found[0] == first else (first, *found)
 
 
 def combined(tables: Sequence[Table]) -> Table:

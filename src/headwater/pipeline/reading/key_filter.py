@@ -3,7 +3,8 @@
 Such a filter is answered like a request for these keys. It must mean exactly the same: every column
 of the key is compared once, by = or IN, and there is no other condition; and two values of the
 column are equal only if PostgreSQL prints them alike, because keys are compared as text. So a key
-that is a float, or a numeric without scale (1.0 and 1.00 are equal), is left to Spark. Pure.
+that is a float, or a numeric without scale (1.0 and 1.00 are equal), is left to Spark. A value that
+the column cannot hold (1.004 in a numeric with two decimals) names no row. Pure.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from headwater.live import kinds
 from headwater.live.filters.check import check
 from headwater.live.filters.filter import And, Compare, Filter, In
 from headwater.model import Column, Table
-from headwater.pipeline.lake.schemas import arrow_type
+from headwater.pipeline.lake.schemas import arrow_type, scale
 
 
 def keys_of(
     where: Filter, table: Table, as_text: Collection[str] = ()
 ) -> list[tuple[Any, ...]] | None:
     """The keys that the filter names, each once; None for another filter, and for no key or too
-    many.
-    Columns in `as_text` are compared as text. InvalidQuery where the filter does not fit the
-    table."""
+    many. Columns in `as_text` are compared as text. InvalidQuery for a value that cannot be
+    compared with its column of the key."""
+    named = [part.column if isinstance(part, Compare | In) else None for part in _parts(where)]
+    if set(named) != set(table.key) or set(named) & set(as_text):
+        return None
     found: dict[str, tuple[Any, ...]] = {}
     for part in _parts(check(where, table)):
         match part:
@@ -45,8 +48,6 @@ def keys_of(
             return None
         found[column] = tuple(dict.fromkeys(values))
     columns = {column.name: column for column in table.columns}
-    if set(found) != set(table.key) or set(found) & set(as_text):
-        return None
     if not all(_is_exact(columns[name], v) for name, values in found.items() for v in values):
         return None
     count = 1
@@ -76,5 +77,5 @@ def _is_exact(column: Column, value: Any) -> bool:
         case UUID():
             return column.type == "uuid"
         case Decimal():
-            return column.declared != column.type and pa.types.is_decimal(arrow_type(column))
+            return scale(column) is not None and pa.types.is_decimal(arrow_type(column))
     return False

@@ -42,7 +42,7 @@ from headwater.model import Position, Table, Transaction
 from headwater.pipeline.lake import audit, delta, gaps, shapes, snapshots
 from headwater.pipeline.lake.events import STORED_EVENTS as STORED_EVENTS
 from headwater.pipeline.lake.keys import key_text
-from headwater.pipeline.lake.moments import Moment, aware
+from headwater.pipeline.lake.moments import Moment, aware, in_utc
 from headwater.pipeline.lake.schemas import ImageReader, arrow_schema
 from headwater.pipeline.lake.shapes import Shape
 from headwater.pipeline.lake.snapshots import TableSnapshot
@@ -556,7 +556,7 @@ class Lake:
         from pyspark.sql import functions as f
 
         first, last = (
-            _utc(each).date() if isinstance(each, datetime) else None for each in (since, until)
+            in_utc(each).date() if isinstance(each, datetime) else None for each in (since, until)
         )
         return self._events(first, last).filter(f.col("relation") == relation)
 
@@ -596,7 +596,7 @@ class Lake:
         """Changes counted by these columns. Whole days are read from the audit table."""
         from pyspark.sql import functions as f
 
-        since, until = (None if each is None else _utc(each) for each in (since, until))
+        since, until = (None if each is None else in_utc(each) for each in (since, until))
         whole = all(each is None or each.time() == datetime.min.time() for each in (since, until))
         if whole and delta.open_table(self.audit_path) is not None:
             return audit.summary(self._rolled(since, until), by)
@@ -669,10 +669,6 @@ class _PinnedReads:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
-
-
-def _utc(at: datetime) -> datetime:
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
 # ------------------------------------------------------------------------ typed rows

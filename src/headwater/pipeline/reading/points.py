@@ -97,11 +97,14 @@ class PointReader:
     ) -> PointAnswer:
         """The rows with these keys at a moment (None for all rows), as `Lake.as_of` reads them,
         with the same errors."""
-        found, rows = self.images(table, when, keys)
-        typed = with_text(found.table, as_text)
-        reader = ImageReader(typed, state.names_of(found.passed))
-        rows = rows[:limit]
-        values = reader.values([row["image"] for row in rows], [row["shape"] for row in rows])
+        parts = self.images(table, when, keys)
+        typed = with_text(parts[-1][0].table, as_text)
+        values: list[AnswerRow] = []
+        for found, rows in parts:
+            # A row that is known by its own changes has passed shapes that others have not.
+            reader = ImageReader(typed, state.names_of(found.passed))
+            rows = rows[: None if limit is None else limit - len(values)]
+            values += reader.values([row["image"] for row in rows], [row["shape"] for row in rows])
         return PointAnswer(arrow_schema(typed), values)
 
     def images(
@@ -111,24 +114,24 @@ class PointReader:
         keys: Sequence[object] | None,
         *,
         relation: int | None = None,
-    ) -> tuple[KnownState, list[AnswerRow]]:
-        """The same as images, and how they are known. With a `relation`, of that table, whatever
-        its name was then."""
+    ) -> list[tuple[KnownState, list[AnswerRow]]]:
+        """The same as images, and how they are known: for each key, or for all rows. With a
+        `relation`, of that table, whatever its name was then."""
         when = aware(when)
         known = self.resolver.shapes(table)
         self.resolver.check_retention(when)
         if relation is None:
             relation = self.resolver.relation(known, table, when)
-        rows: list[AnswerRow] = []
+        parts: list[tuple[KnownState, list[AnswerRow]]] = []
         found: KnownState | None = None
         for key in [None] if keys is None else keys:
             if found is None or found.plan is None:
                 found = self.resolver.known_state(known, relation, when, key)
-            rows += self._images_at(found, relation, when, key)
-        assert found is not None, "a request for rows names a key"
+            parts.append((found, self._images_at(found, relation, when, key)))
+        assert parts, "a request for rows names a key"
         # Again: events may have been removed meanwhile.
         self.resolver.check_retention(when)
-        return found, rows
+        return parts
 
     def history(self, table: str, key: object, *, plain: bool = False) -> PointAnswer:
         """The versions of a row, as `Lake.history` reads them; with `plain`, without the typed

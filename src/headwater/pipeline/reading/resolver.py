@@ -145,13 +145,23 @@ class Resolver:
         change under that name."""
         named = {each.table.id: each.table.oid for each in shapes.named(known, name)}
         if not named:
-            raise ConfigError(
-                f"the lake {self.paths.root} has no table {name}",
-                hint=f"Enable the table, and make a snapshot: headwater pipeline snapshot {name}",
-            )
+            raise self._unknown(name)
         if len(set(named.values())) == 1:
             return next(iter(named.values()))
         return self._last_written(named, when)
+
+    def tables(self, name: str, relation: int) -> list[Table]:
+        """The shapes of a table that ever had the name; ConfigError where the lake has none."""
+        found = [each.table for each in self.shapes(name) if each.table.oid == relation]
+        if not found:
+            raise self._unknown(name)
+        return found
+
+    def _unknown(self, name: str) -> ConfigError:
+        return ConfigError(
+            f"the lake {self.paths.root} has no table {name}",
+            hint=f"Enable the table, and make a snapshot: headwater pipeline snapshot {name}",
+        )
 
     def _last_written(self, named: dict[int, int], when: Moment) -> int:
         shapes_ = f"shape in ({', '.join(map(str, named))})"
@@ -294,10 +304,9 @@ class Resolver:
     ) -> tuple[list[Table], EventQuery]:
         """The shapes of a table, and the question for the events that concern one row of it. With a
         `relation`, it need not be the table that had the name last."""
-        known = self.shapes(name)
         if relation is None:
-            relation = self.relation(known, name, END)
-        tables = [shape.table for shape in known if shape.table.oid == relation]
+            relation = self.relation(self.shapes(name), name, END)
+        tables = self.tables(name, relation)
         return tables, history.steps(relation, key_text(tables[-1], key))
 
     def beginning(

@@ -20,7 +20,6 @@ first change written under it. A dropped table keeps its last state.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, TypeAlias
@@ -30,7 +29,15 @@ import msgspec
 from headwater.errors import ResyncRequired
 from headwater.model import Column, Position, Table
 from headwater.pipeline.lake.gaps import LakeGap
-from headwater.pipeline.lake.moments import Moment, contained_sql, instant, of_log_sql, within_sql
+from headwater.pipeline.lake.moments import (
+    Moment,
+    contained_sql,
+    in_utc,
+    instant,
+    of_log_sql,
+    shifted,
+    within_sql,
+)
 from headwater.pipeline.lake.snapshots import TableSnapshot
 from headwater.pipeline.reading.event_query import KEY, AnswerRow, EventQuery
 
@@ -100,8 +107,8 @@ def days(snapshot: TableSnapshot, snapshots: Sequence[TableSnapshot], when: Mome
     # A clock may be set back a little, and midnight be near.
     margin = timedelta(hours=1)
     return (
-        (first - margin).astimezone(UTC).date() if first else None,
-        (max(tops) + margin).astimezone(UTC).date() if tops else None,
+        in_utc(shifted(first, -margin)).date() if first else None,
+        in_utc(shifted(max(tops), margin)).date() if tops else None,
     )
 
 
@@ -184,9 +191,7 @@ def lacked(position: Position) -> str:
 
 def _instant(at: datetime, milliseconds: int) -> str:
     """Delta may cut the bounds of times to milliseconds: so one millisecond is added."""
-    with suppress(OverflowError):
-        at += timedelta(milliseconds=milliseconds)
-    return instant(at)
+    return instant(shifted(at, timedelta(milliseconds=milliseconds)))
 
 
 class ChangesBetween(msgspec.Struct, frozen=True):
@@ -499,12 +504,13 @@ def fold_rows(
 
 
 def names_of(passed: Sequence[Table]) -> dict[int, dict[str, str]]:
-    """For each shape: the names that the columns of the last shape have in it. ResyncRequired where
-    a value may have changed without a change in the log."""
+    """For each shape: the names that the columns of the last shape have in it, from the first time
+    that the table had it on. ResyncRequired where a value may have changed without a change in the
+    log."""
     names: dict[int, dict[str, str]] = {}
     for place, table in enumerate(passed[:-1]):
         steps = [step(a, b) for a, b in zip(passed[place:], passed[place + 1 :], strict=False)]
-        names[table.id] = reduce(_through, reversed(steps))
+        names.setdefault(table.id, reduce(_through, reversed(steps)))
     return names
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from deltalake import DeltaTable
 
+from headwater.log import between
 from headwater.model import Position
 from headwater.pipeline.lake import delta
 from headwater.pipeline.lake.events import OWN_SCHEMA, after_offset, event_frame
@@ -81,6 +82,14 @@ class TailReader:
     def ask(self, query: EventQuery) -> list[AnswerRow]:
         return self._planner.ask(query.sql(f"({self._events(query.relations)}) events"))
 
+    def measured(self, relation: int, most: int) -> tuple[int, int]:
+        """The changes of a table, and the bytes in which the database stores them; not more than
+        the first `most` of them are counted."""
+        part = between.literal(self.tail.offset.position, self.tail.until)
+        statement = _MEASURED.format(between=part, relation=relation, most=most)
+        (found,) = self._planner.ask(statement)
+        return found["changes"], found["bytes"]
+
     def check(self) -> None:
         """ResyncRequired if the log was trimmed since the tail was looked at: answers may lack
         changes."""
@@ -104,6 +113,16 @@ class TailReader:
         rows = worker.statement(part)
         return f"select changes.*, {', '.join(columns)} from ({rows}) changes where {where}"
 
+
+_MEASURED = """
+    select count(*) as changes, coalesce(sum(bytes), 0)::bigint as bytes
+    from (
+      select coalesce(pg_column_size(before), 0) + coalesce(pg_column_size(after), 0) as bytes
+      from headwater.log
+      where {between} and shape in (select id from headwater.shapes where relid = {relation})
+      limit {most}
+    ) l
+"""
 
 _ORIGIN = tuple(name for name in EVENTS.names if name.startswith("source"))
 

@@ -53,7 +53,7 @@ class ReconcileJob:
         due = self._due(captured, known)
         for number, (relation, label) in enumerate(due):
             run.report(task=f"comparing {label}", task_done=number, task_total=len(due))
-            for found in tables.reconcile(self._lake, self._url, [relation]):
+            for found in tables.reconcile(self._lake, self._url, [(relation, label)]):
                 known[label] = found
                 run.count(found.rows or 0)
                 run.report(position=found.position)

@@ -29,19 +29,20 @@ from headwater.pipeline.spark_errors import explain
 def reconcile(
     lake: Lake,
     url: str,
-    names: Sequence[str | int] = (),
+    names: Sequence[str | tuple[int, str]] = (),
     *,
     repairing: bool = False,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[TableOutcome]:
-    """Compare tables, given by their names or relations, or all captured ones, and save each
-    outcome in the lake. With `repairing`, tables that differ, or whose state the lake does not
-    know, are read again."""
+    """Compare tables, or all captured ones, and save each outcome in the lake. A table is given by
+    its name, or as `captured` has it: then a failed outcome has that name too. With `repairing`,
+    tables that differ, or whose state the lake does not know, are read again."""
     if delta.open_table(lake.events_path) is None:
         raise ConfigError(
             f"there is no lake at {lake.root}", hint="headwater pipeline run creates one."
         )
-    for name, label in [(name, str(name)) for name in names] or captured(url):
+    given = [(each, each) if isinstance(each, str) else each for each in names]
+    for name, label in given or captured(url):
         if is_stopping():
             return
         found = _outcome(lake, url, name, label, repairing)

@@ -190,7 +190,11 @@ class TablesJob:
                 continue
             if table.oid in changed:
                 yield table.oid
-            elif datetime.now(UTC) - progress.at > _RENEWED_AFTER:
+            elif (
+                datetime.now(UTC) - progress.at > _RENEWED_AFTER
+                # It may be later: an era begins with a snapshot from the database.
+                and reached.covers(progress.position)
+            ):
                 self._renew(table, progress, reached)
 
     def _renew(self, table: Table, progress: Progress, reached: Position) -> None:

@@ -57,7 +57,7 @@ def rows(generator: random.Random, first: int, count: int) -> list[dict[str, Any
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_LAKE_ROW_GROUP_BYTES", 20_000)
+    monkeypatch.setattr(parquet, "LAKE_ROW_GROUP_BYTES", 20_000)
     monkeypatch.setattr(parquet, "_LAKE_ROW_GROUP_ROWS", 50)
     monkeypatch.setattr(parquet, "_LAKE_FILE_BYTES", 50_000)
     monkeypatch.setattr(parquet, "_LAKE_OPEN_FILES", 2)
@@ -141,7 +141,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
     files = write_batches(str(tmp_path), schema, large())
     assert sum(map(rows_of, files)) == 600
-    assert most < 4 * parquet._LAKE_ROW_GROUP_BYTES
+    assert most < 4 * parquet.LAKE_ROW_GROUP_BYTES
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.binary(), pa.list_(pa.int64())])

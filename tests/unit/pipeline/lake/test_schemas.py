@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -98,12 +98,23 @@ def test_shapes_on_the_way() -> None:
         ("uuid", None, UUID(int=5), '"00000000-0000-0000-0000-000000000005"'),
         ("numeric", "numeric(8,2)", "7", "7.00"),
         ("numeric", None, "1.50", "1.50"),
+        ("numeric", "numeric(60,2)", "7" * 50, f"{'7' * 50}.00"),
+        ("numeric", "price", "1.5", "1.5"),  # a domain
+        ("numeric", "numeric(8,2)", "-0", "0.00"),
+        # A column of this type has no such value: it is not rounded to one.
+        ("numeric", "numeric(8,2)", "1.004", "1.004"),
+        ("numeric", "numeric(8,2)", "1e30", f"1{'0' * 30}.00"),
+        ("numeric", "numeric(8,2)", "1e2000", f"1{'0' * 2000}"),
+        ("numeric", "numeric(8,2)", "NaN", '"NaN"'),
+        ("numeric", "numeric(8,2)", "-Infinity", '"-Infinity"'),
         ("boolean", None, True, "true"),
         ("character", "character(4)", "ab", '"ab  "'),
         ("date", None, "2026-01-02", '"2026-01-02"'),
         ("timestamp with time zone", None, "2026-01-02T03:04:05.5+01:00",
          '"2026-01-02T02:04:05.5+00:00"'),
         ("timestamp without time zone", None, datetime(2026, 1, 2), '"2026-01-02T00:00:00"'),
+        ("time without time zone", None, "10:00:00.5", '"10:00:00.5"'),
+        ("time without time zone", None, time(10), '"10:00:00"'),
         ("bytea", None, b"\xff", '"\\\\xff"'),
     ],
 )  # fmt: skip
