@@ -154,7 +154,7 @@ class RowHistory:
 
     def a_filter(self, table: KeyedTable) -> KeyFilter:
         values = {
-            name: self.rng.choices((*KEYS[kind], *OTHERS.get(kind, ())), k=self.rng.choice((1, 2)))
+            name: self.rng.choices((*KEYS[kind], *OTHERS.get(kind, ())), k=self.rng.randint(1, 4))
             for name, kind in table.key
         }
         return KeyFilter(values)
@@ -169,7 +169,7 @@ class RowHistory:
         with database.transaction():
             for _ in range(self.rng.randint(1, 4)):
                 self._statement(database, table)
-            if alters and self.rng.random() < 0.15:
+            if alters and self.rng.random() < 0.2:
                 self._alter(table)
             if alters and self.rng.random() < 0.05:
                 # So that the log has each row: a history begins with its first change.
@@ -246,7 +246,7 @@ class RowHistory:
         another name for such a column, and a change of one row."""
         self._columns += 1
         added, name = self._added[table], f"more {self._columns}"
-        if added and self.rng.random() < 0.5:
+        if added and self.rng.random() < 0.7:
             old = sql.Identifier(added.pop())
             self._run(
                 "alter table {t} rename {old} to {c}", t=table.sql, old=old, c=sql.Identifier(name)
