@@ -37,9 +37,17 @@ ALWAYS = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # Rows may have a megabyte each. The defaults (4,096 and 10,000 rows, without a bound on bytes)
     # need gigabytes then; smaller batches of small rows cost next to nothing.
-    "spark.sql.parquet.columnarReaderBatchSize": "128",
+    "spark.sql.parquet.columnarReaderBatchSize": "16",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
+    # The streams of Java hold what they wrote or read until they are reset, after 100 objects: a
+    # stored DataFrame has 4 MB in each.
+    "spark.serializer.objectStreamReset": "1",
+    # Rows of a window or of a join that have the same key; without this, by their number.
+    **{
+        f"spark.sql.{node}Exec.buffer.spill.size.threshold": str(16 * 1024 * 1024)
+        for node in ("window", "sortMergeJoin", "cartesianProduct")
+    },
 }
 
 LOCAL = {
@@ -103,10 +111,14 @@ def spark_session(
         without_tracebacks(session)
     start_times.mark("session")
 
+    _register(session)
+    return session
+
+
+def _register(session: SparkSession) -> None:
     from headwater.pipeline.stream.source import HeadwaterSource
 
     session.dataSource.register(HeadwaterSource)
-    return session
 
 
 def refuse_connect(master: str | None, settings: Mapping[str, str] | None = None) -> None:
@@ -186,7 +198,9 @@ def any_session(root: str) -> SparkSession:
         return own
     service = find(root)
     if service is not None and service.remote is not None and not missing():
-        return SparkSession.builder.remote(service.remote).getOrCreate()
+        session = SparkSession.builder.remote(service.remote).getOrCreate()
+        _register(session)
+        return session
     folder = spark_folder()
     session = spark_session(folder, log=folder / "spark.log")
     # Errors are raised here; what Java logs about them, also after Ctrl-C, does not help users.
