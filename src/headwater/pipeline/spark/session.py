@@ -37,7 +37,7 @@ ALWAYS = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # Rows may have a megabyte each. The defaults (4,096 and 10,000 rows, without a bound on bytes)
     # need gigabytes then; smaller batches of small rows cost next to nothing.
-    "spark.sql.parquet.columnarReaderBatchSize": "16",
+    "spark.sql.parquet.columnarReaderBatchSize": "64",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     # The streams of Java hold what they wrote or read until they are reset, after 100 objects: a
