@@ -145,7 +145,8 @@ def debezium(address: str, name: str, folder: Path, changes: int) -> Run:
             process.kill()
             process.wait()
     found = msgspec.json.decode(done.read_bytes())
-    assert found["rows"] == changes, f"{found['rows']} of {changes} changes were written"
+    # At least once: it may write some a second time.
+    assert found["rows"] >= changes, f"{found['rows']} of {changes} changes were written"
     return Run(found["first"], found["seconds"], found["rows"], cpu)
 
 
