@@ -89,7 +89,8 @@ def append_frame(
 
 _SPARK_WRITER = {
     "compression": "zstd",
-    # A reader has one part of a file in memory, and a page of each column.
+    # A reader has a page of each column in memory. A part is measured after it is compressed, so
+    # this bounds rows that compress well less than `parquet` does.
     "parquet.block.size": str(LAKE_ROW_GROUP_BYTES),
     # After this many rows the writer looks whether these are full: a row may have a megabyte.
     "parquet.block.size.row.check.min": "10",
